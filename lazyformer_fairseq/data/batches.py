@@ -55,7 +55,8 @@ def batch_by_size(
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
     """Right-pad rows (T,) of different lengths into a tensor (B, T); T is the longest length, but at least `width`."""
     batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
-    return torch.nn.functional.pad(batch, (0, max(0, width - batch.size(1))), value=pad)
+    missing = max(0, width - batch.size(1))
+    return torch.nn.functional.pad(batch, (0, missing), value=pad)
 
 
 class Batched(Protocol):
@@ -133,7 +134,8 @@ class EpochBatches:
             self.dataset.set_epoch(self.epoch)
             order = self.dataset.ordered_indices()
             if self.sample_range is not None:
-                order = order[(order >= self.sample_range.start) & (order < self.sample_range.stop)]
+                is_in_range = (order >= self.sample_range.start) & (order < self.sample_range.stop)
+                order = order[is_in_range]
             batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
             if self.shuffle:  # equals np.random.seed followed by np.random.shuffle, as in fairseq
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)

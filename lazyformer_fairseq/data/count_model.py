@@ -35,7 +35,8 @@ NEIGHBOURS: Levels = (
 
 def ngram(order: int) -> Levels:
     """Return the contexts of an n-gram model, from the `order` - 1 preceding tokens down to the empty context."""
-    return tuple((tuple(range(-length, 0)),) for length in range(order - 1, -1, -1))
+    lengths = range(order - 1, -1, -1)
+    return tuple((tuple(range(-length, 0)),) for length in lengths)
 
 
 def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndarray:
@@ -74,7 +75,8 @@ class CountModel:
             at_BT: True at the M positions to predict; `ids_BT` is ignored there.
             targets: ids of the tokens at these positions, (M,), row by row.
         """
-        widest = max((abs(offset) for level in self.levels for offsets in level for offset in offsets), default=0)
+        distances = [abs(offset) for offsets in self.tables for offset in offsets]
+        widest = max(distances, default=0)
         padded = np.pad(ids_BT, ((0, 0), (widest, widest)), constant_values=self.symbols)
         rows, columns = np.nonzero(at_BT)
         probabilities = np.full(len(targets), 1 / self.symbols)
@@ -117,7 +119,8 @@ class _Table:
         self.pair_counts = np.diff(starts)
         self.contexts, starts = _runs(self.pairs >> self.token_bits)
         self.types = np.diff(starts)
-        self.context_counts = np.diff(np.concatenate([[0], np.cumsum(self.pair_counts)])[starts])
+        occurrences_before = np.concatenate([[0], np.cumsum(self.pair_counts)])
+        self.context_counts = np.diff(occurrences_before[starts])
 
     def interpolate(self, context: Sequence[np.ndarray], tokens: np.ndarray, shorter: np.ndarray) -> np.ndarray:
         """Interpolate the probabilities of tokens (M,) in their contexts with those in the shorter contexts (M,)."""
@@ -149,7 +152,9 @@ class _Table:
 
 def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct values of a sorted array and the start index of each, followed by the array's length."""
-    starts = np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), bool), values[1:] != values[:-1]]))
+    is_first = np.ones(len(values), bool)
+    is_first[1:] = values[1:] != values[:-1]
+    starts = np.flatnonzero(is_first)
     return values[starts], np.append(starts, len(values))
 
 

@@ -96,7 +96,9 @@ def encode_split(
         if tokenizer.has_only_unknown_tokens(ids)
     ]
     if unknown_lines:
-        logger.warning("%s: %s", split.path, unknown_text_message(len(unknown_lines), len(whole), unknown_lines[0]))
+        message = unknown_text_message(len(unknown_lines), len(whole), unknown_lines[0])
+        logger.warning("%s: %s", split.path, message)
+
     ids = np.concatenate(whole)
     is_unknown = ids == tokenizer.special.unk
     word = np.cumsum(tokenizer.starts_of_words(ids))
@@ -119,8 +121,9 @@ def encode_split(
 
 def _check_texts_have_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
     for example, ids in zip(split.examples, inputs, strict=True):
-        # Empty texts have already been handled by the file's reader.
-        if example.target is not None and all(map(str.strip, example.texts)) and lacks_text(ids, tokenizer.special.eos):
+        is_labelled = example.target is not None
+        has_characters = all(text.strip() for text in example.texts)  # the file's reader has handled empty texts
+        if is_labelled and has_characters and lacks_text(ids, tokenizer.special.eos):
             raise UserError(
                 f"{split.path}, line {example.line}: a sentence contains only control characters; correct the "
                 "row or remove it"

@@ -17,7 +17,9 @@ AT_ONCE = 1 << 22  # number of ids to read and count per chunk
 
 def count_tokens(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
     """Count the occurrences of each id in texts, which may be memory-mapped; int64 (V,), where V is `symbols`."""
-    parts = [text[start : start + AT_ONCE] for text in texts for start in range(0, len(text), AT_ONCE)]
+    parts: list[np.ndarray] = []
+    for text in texts:
+        parts += [text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE)]
     counts = np.zeros(symbols, np.int64)
     for part in Progress(
         parts,
@@ -46,4 +48,5 @@ def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarr
 
 def unigram_loss_bits(logarithms: np.ndarray, counts: np.ndarray) -> float:
     """Return the loss in bits per token, given the log frequencies (V,) and the target count of each id (V,)."""
-    return float(-(logarithms * counts).sum() / counts.sum() / math.log(2))
+    nats = -(logarithms * counts).sum() / counts.sum()
+    return float(nats / math.log(2))

@@ -20,10 +20,11 @@ def _splits(
     files: Mapping[str, str] = _FILES,
 ) -> dict[str, Split]:
     """Return the splits of a task in which all files have a header with the same column names."""
-    return {
-        split: Split(file, texts, None if split.startswith("test") else label, count)
-        for (split, file), count in zip(files.items(), rows, strict=True)
-    }
+    splits = {}
+    for (split, file), count in zip(files.items(), rows, strict=True):
+        label_of_split = None if split.startswith("test") else label
+        splits[split] = Split(file, texts, label_of_split, count)
+    return splits
 
 
 _BINARY = ("0", "1")
@@ -105,6 +106,7 @@ def find_task(name: str, table: Mapping[str, TaskDescription] = TASKS, what: str
     """
     for task in table.values():
         own_name = task.name.lower()
-        if name.lower() in (own_name, own_name.removeprefix(BABYLM_PREFIX.lower()), task.folder.lower()):
+        without_prefix = own_name.removeprefix(BABYLM_PREFIX.lower())
+        if name.lower() in (own_name, without_prefix, task.folder.lower()):
             return task
     raise UserError(f"{name!r} is not a {what} task; choose from {', '.join(table)}")

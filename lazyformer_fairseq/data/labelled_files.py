@@ -219,7 +219,8 @@ class TaskDescription:
         if self.is_regression:
             return f"{target:g}"
         if self.is_multi_label:
-            return json.dumps([label for label, is_there in zip(self.labels, target, strict=True) if is_there])
+            labels = [label for label, is_there in zip(self.labels, target, strict=True) if is_there]
+            return json.dumps(labels)
         return self.labels[int(target)]
 
     def _class_or_score(self, word: str) -> Union[int, float, str]:
@@ -406,7 +407,8 @@ class RowReader:
         fields = tuple(self._plain(row, place, "use a single text instead") for place in self.texts)
         if not self.templates:
             return fields
-        by_name = dict(zip((self.names[place] for place in self.texts), fields, strict=True))
+        names = [self.names[place] for place in self.texts]
+        by_name = dict(zip(names, fields, strict=True))
         return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
@@ -482,12 +484,14 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             continue
         if row.fields == [""] and width > 1:
             continue
+
         texts = reader.texts_of(row)
         empty = [reader.names[place] for place in reader.texts if not row.fields[place].strip()]
         if empty and reader.label is not None and not task.has_odd_rows:  # a test set needs an answer for each row
             there = ""
             if row.whole is not None:
-                names = ", ".join(repr(name[:40]) for name in list(row.whole)[:MOST_SHOWN])
+                shown = list(row.whole)[:MOST_SHOWN]
+                names = ", ".join(repr(name[:40]) for name in shown)
                 there = f" (its fields are {names})"
             raise UserError(
                 f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; correct the row or "
@@ -495,10 +499,14 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             )
         if empty:
             file.empty_lines.append(row.line)
+
         target = None
         label = reader.label_of(row)
         if reader.label is not None and label is not None:
-            is_boolean = row.whole is not None and isinstance(row.whole.get(reader.names[reader.label]), bool)
+            value: Any = label
+            if row.whole is not None:
+                value = row.whole.get(reader.names[reader.label])
+            is_boolean = isinstance(value, bool)
             first_line.setdefault(is_boolean, row.line)
             if len(first_line) > 1:
                 raise UserError(
@@ -551,7 +559,10 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
     if suffix == ".csv":
         yield from _csv_rows(path, lines)
     elif suffix == ".jsonl":
-        names = list(dict.fromkeys(name for _, found in _json_objects(path, read_lines(path)) for name in found))
+        field_names: dict[str, None] = {}
+        for _, found in _json_objects(path, read_lines(path)):
+            field_names.update(dict.fromkeys(found))
+        names = list(field_names)
         if names:
             yield FileRow(1, names)
         for number, found in _json_objects(path, lines):
@@ -600,9 +611,14 @@ def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Itera
 
 def _sentences(lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
     """Yield a CoNLL file's column names, followed by one row per sentence; words without a tag get an empty one."""
+
+    def has_word(row: tuple[int, list[str]]) -> bool:
+        _, columns = row
+        return columns[:1] not in ([], [NEW_DOCUMENT])
+
     yield FileRow(0, ["text", "label"])
     rows = ((number, words_of(line)) for number, line in lines)
-    for are_words, group in itertools.groupby(rows, key=lambda row: row[1][:1] not in ([], [NEW_DOCUMENT])):
+    for are_words, group in itertools.groupby(rows, key=has_word):
         if are_words:
             numbers, columns = zip(*group, strict=True)
             words = [first for first, *_ in columns]

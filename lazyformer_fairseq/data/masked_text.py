@@ -100,13 +100,16 @@ def parse_length_schedule(given: str, longest: int) -> list[tuple[int, float]]:
     Raises:
         UserError: the value is malformed, or the fractions do not increase.
     """
-    found = []
+    pairs = []
     if given:
-        found = [re.fullmatch(r"(\d{1,9}):(0?\.\d+|1)", part.strip()) for part in given.split(",")]
-    lengths = [(int(part[1]), float(part[2])) for part in found if part]
+        pairs = [re.fullmatch(r"(\d{1,9}):(0?\.\d+|1)", part.strip()) for part in given.split(",")]
+    lengths = [(int(pair[1]), float(pair[2])) for pair in pairs if pair]
     ends = [0.0, *(end for _, end in lengths)]
-    grow = all(one < other for one, other in itertools.pairwise(ends))
-    if None in found or not grow or any(length < 3 for length, _ in lengths):
+
+    is_malformed = None in pairs
+    is_increasing = all(one < other for one, other in itertools.pairwise(ends))
+    is_too_short = any(length < 3 for length, _ in lengths)
+    if is_malformed or not is_increasing or is_too_short:
         raise UserError(
             f"--length-schedule {given}: use LENGTH:FRACTION pairs such as 64:0.3,128:0.8, with increasing fractions "
             "of the updates; the rest of the run uses full blocks"
@@ -136,10 +139,12 @@ def open_masked_text(
     """
     if task not in OPTIONS:
         raise UserError(f"task {task}: must be {' or '.join(OPTIONS)}")
-    if unknown := sorted(set(options) - set(OPTIONS[task].__dataclass_fields__)):
-        raise UserError(f"{unknown[0]}: not an option of masked text; choose from {', '.join(vars(OPTIONS[task]()))}")
-    dictionary = load_dictionary(Path(data_folders(str(data))[0]) / "dict.txt")
-    return MaskedText(str(data), OPTIONS[task](**options), dictionary, seed, max_update)
+    options_class = OPTIONS[task]
+    if unknown := sorted(set(options) - set(options_class.__dataclass_fields__)):
+        raise UserError(f"{unknown[0]}: not an option of masked text; choose from {', '.join(vars(options_class()))}")
+    first_folder = Path(data_folders(str(data))[0])
+    dictionary = load_dictionary(first_folder / "dict.txt")
+    return MaskedText(str(data), options_class(**options), dictionary, seed, max_update)
 
 
 @dataclass(eq=False, repr=False)
@@ -184,13 +189,13 @@ class MaskedText:
             )
         if options.document_positions and not options.within_documents:
             raise UserError("--document-positions: requires --within-documents; use both or neither")
-        ends = (
-            dictionary.bos(),
-            dictionary.pad(),
-            dictionary.eos(),
-            dictionary.unk(),
+        self.special = SpecialIds(
+            bos=dictionary.bos(),
+            pad=dictionary.pad(),
+            eos=dictionary.eos(),
+            unk=dictionary.unk(),
+            mask=mask_index_of(dictionary),
         )
-        self.special = SpecialIds(*ends, mask_index_of(dictionary))
         first, last = parse_masking_rates(options.mask_prob)
         self.lengths = parse_length_schedule(options.length_schedule, options.tokens_per_sample)
         for flag, changes in (
@@ -248,10 +253,8 @@ class MaskedText:
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
         """Return the unigram loss on batches, in bits per target."""
         targets = torch.cat([batch["target"].flatten() for batch in batches])
-        counts = np.bincount(
-            targets[targets.ne(self.special.pad)].numpy(),
-            minlength=len(self.dictionary),
-        )
+        predicted = targets[targets.ne(self.special.pad)].numpy()
+        counts = np.bincount(predicted, minlength=len(self.dictionary))
         return frequencies.unigram_loss_bits(self.log_frequencies, counts)
 
     @cached_property
@@ -286,7 +289,10 @@ class MaskedText:
             UserError: a file of any epoch is missing, damaged or from different data.
         """
         self.check(name)
-        return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)
+        shards = 0
+        if name == "train":
+            shards = len(self.folders)
+        return EpochShard(partial(self.dataset, name), shards)
 
     def check(self, split: str) -> None:
         """Raise a UserError unless a split is complete in every folder."""

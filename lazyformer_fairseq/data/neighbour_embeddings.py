@@ -45,7 +45,9 @@ def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarr
 
 def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
     """Compute the embeddings without the cache; see :func:`neighbour_embeddings`."""
-    counts_VV = sparse.coo_array((np.ones(max(len(text) - 1, 0)), (text[:-1], text[1:])), shape=(symbols, symbols))
+    left = text[:-1]
+    right = text[1:]
+    counts_VV = sparse.coo_array((np.ones(len(left)), (left, right)), shape=(symbols, symbols))
     left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
     found = np.zeros((symbols, width), np.float32)
     if not left_and_right.nnz:
@@ -64,4 +66,5 @@ def _information(counts_VV: sparse.coo_array) -> sparse.coo_array:
     of_neighbour = np.bincount(pairs.col, pairs.data, minlength=pairs.shape[1]) ** SMOOTHING
     share = of_neighbour / of_neighbour.sum()
     information = np.log(pairs.data / of_token[pairs.row] / share[pairs.col])
-    return sparse.coo_array((np.maximum(information, 0), (pairs.row, pairs.col)), shape=pairs.shape)
+    positive = np.maximum(information, 0)
+    return sparse.coo_array((positive, (pairs.row, pairs.col)), shape=pairs.shape)

@@ -163,7 +163,8 @@ class PreparedFolder(ABC):
     @property
     def sha256(self) -> str:
         """Hash of all settings that determine the data, such as files, tokenizer and sizes."""
-        return hashlib.sha256(json.dumps([self.manifest[name] for name in self.SETTINGS]).encode()).hexdigest()
+        settings = json.dumps([self.manifest[name] for name in self.SETTINGS])
+        return hashlib.sha256(settings.encode()).hexdigest()
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -213,7 +214,10 @@ class PreparedFolder(ABC):
         if not folder.exists():
             return None
         prepared = cls.load(folder)
-        different = [name.replace("_", " ") for name in cls.SETTINGS if prepared.manifest[name] != settings[name]]
+        different = []
+        for name in cls.SETTINGS:
+            if prepared.manifest[name] != settings[name]:
+                different.append(name.replace("_", " "))
         if different:
             raise UserError(
                 f"{folder}: already prepared with different {' and '.join(different)} (see its {MANIFEST}); "
@@ -388,8 +392,10 @@ class PreparedTask(PreparedFolder):
                     dtypes,
                     ndim=1 + self.task.is_multi_label,
                 )
-            is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
-            if not is_whole or (self.folder / f"{split}.bin").stat().st_size != counts["bytes"]:
+            has_rows = len(items) == counts["rows"]
+            has_targets = targets is None or len(targets) == counts["rows"]
+            has_bytes = (self.folder / f"{split}.bin").stat().st_size == counts["bytes"]
+            if not (has_rows and has_targets and has_bytes):
                 raise UserError(
                     f"it does not have the {counts['rows']:,} rows and {counts['bytes']:,} bytes listed in {MANIFEST}"
                 )
@@ -397,7 +403,8 @@ class PreparedTask(PreparedFolder):
             raise UserError(
                 f"{prefix}.*: the data is damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
-        cut = self.count_cut(split, self.longest if longest is None else longest)
+        longest_input = self.longest if longest is None else longest
+        cut = self.count_cut(split, longest_input)
         return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)
 
     def count_cut(self, split: str, longest: int) -> int:
@@ -410,7 +417,11 @@ class PreparedTask(PreparedFolder):
         """Return the number of tagged words that are truncated for a model that reads `longest` tokens."""
         sizes = np.minimum(MappedItems(self.folder / split).sizes, longest)
         targets = MappedItems(self.folder / f"targets.{split}")
-        return sum(int((target[::2] >= size - 1).sum()) for target, size in zip(targets, sizes, strict=True))
+        cut = 0
+        for places_and_tags, size in zip(targets, sizes, strict=True):
+            places = places_and_tags[::2]
+            cut += int((places >= size - 1).sum())
+        return cut
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
         """Return the properties of a split, including the common label of all rows, if any."""
@@ -478,8 +489,9 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
     sizes = np.array([len(each) for each in examples.inputs])
     write_items(folder / split, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
     if isinstance(examples.targets, list):
-        sizes = np.array(list(map(len, examples.targets)))
-        write_items(folder / f"targets.{split}", np.int32, [(np.concatenate(examples.targets), sizes)], durable=False)
+        targets = np.concatenate(examples.targets)
+        sizes = np.array([len(each) for each in examples.targets])
+        write_items(folder / f"targets.{split}", np.int32, [(targets, sizes)], durable=False)
     elif examples.targets is not None:
         np.save(folder / f"targets.{split}.npy", examples.targets)
 
@@ -515,4 +527,5 @@ def sample_row_indices(total: int, count: int) -> np.ndarray:
     """Sample the sorted indices of at most `count` of `total` rows."""
     if count >= total:
         return np.arange(total)
-    return np.sort(np.random.default_rng(SUBSET_SEED).choice(total, count, replace=False))
+    rng = np.random.default_rng(SUBSET_SEED)
+    return np.sort(rng.choice(total, count, replace=False))

@@ -93,7 +93,8 @@ class PreparedSquad(PreparedFolder):
     @property
     def settings(self) -> WindowSettings:
         """The sizes of the windows."""
-        return WindowSettings(**{size.name: self.manifest[size.name] for size in fields(WindowSettings)})
+        sizes = {size.name: self.manifest[size.name] for size in fields(WindowSettings)}
+        return WindowSettings(**sizes)
 
     def read(self, split: str) -> PreparedSplit:
         """Read a split.
@@ -199,9 +200,9 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
     """
     longest = longest or USUAL.max_length
     return WindowSettings(
-        longest,
-        min(USUAL.stride, longest // 2),
-        min(USUAL.max_question_length, longest // 4),
+        max_length=longest,
+        stride=min(USUAL.stride, longest // 2),
+        max_question_length=min(USUAL.max_question_length, longest // 4),
     )
 
 

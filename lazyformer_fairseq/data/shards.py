@@ -78,7 +78,9 @@ def check_data(
 
 def check_shards(folders: Sequence[str]) -> None:
     """Raise a UserError if a shard of a corpus is missing, according to the shard numbers and the manifest."""
-    for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
+    paths = [Path(folder) for folder in folders]
+    parents = [path.parent for path in paths if SHARD.fullmatch(path.name)]
+    for parent in dict.fromkeys(parents):
         there = shards_in(parent)
         wanted = _shards_of_manifest(parent) or 1 + max(there)
         missing = next(number for number in itertools.count() if number not in there)
@@ -87,7 +89,8 @@ def check_shards(folders: Sequence[str]) -> None:
                 f"{parent / f'shard{missing}'}: this shard is missing; found {len(there)} of {wanted}. "
                 "Copy the corpus again, or list the shards to read, such as shard0:shard2"
             )
-        if left_out := sorted(number for number, path in there.items() if path not in map(Path, folders)):
+        left_out = sorted(number for number, path in there.items() if path not in paths)
+        if left_out:
             logger.warning("%s: shards %s are not read", parent, ", ".join(map(str, left_out)))
 
 
@@ -117,11 +120,17 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     parent = Path(folders[0]).parent
     manifest = _manifest(parent)
     parents = {Path(folder).parent for folder in folders}
-    is_whole = split != "train" or len({Path(folder).name for folder in folders}) == _shards_of_manifest(parent)
-    if manifest is None or parents != {parent} or not SHARD.fullmatch(Path(folders[0]).name) or not is_whole:
+    names = {Path(folder).name for folder in folders}
+    is_shard = SHARD.fullmatch(Path(folders[0]).name) is not None
+    is_whole = split != "train" or len(names) == _shards_of_manifest(parent)
+    if manifest is None or parents != {parent} or not is_shard or not is_whole:
         return
+
     counts = manifest.get(split)
-    if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
+    if not isinstance(counts, dict):
+        return
+    wanted = counts.get("tokens")
+    if isinstance(wanted, int) and wanted != tokens:
         raise UserError(
             f"{parent}: the {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} lists {wanted:,}; one "
             "of them is from a different corpus or shard. Copy the corpus again"
@@ -200,13 +209,21 @@ def data_folders(data: str) -> list[str]:
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
             raise UserError(f"--data {data}: {folder or 'an empty name'} is not a folder")
-        folders += [str(path) for _, path in sorted(shards_in(Path(folder)).items())] or [folder]
+        shards = shards_in(Path(folder))
+        if shards:
+            folders += [str(shards[number]) for number in sorted(shards)]
+        else:
+            folders.append(folder)
     return folders
 
 
 def shards_in(corpus: Path) -> dict[int, Path]:
     """Return the shard folders of a corpus by shard number; empty for a folder that is not a corpus."""
-    return {int(path.name[5:]): path for path in corpus.glob("shard*") if SHARD.fullmatch(path.name)}
+    shards = {}
+    for path in corpus.glob("shard*"):
+        if match := SHARD.fullmatch(path.name):
+            shards[int(match[1])] = path
+    return shards
 
 
 def tokenizer_of(folder: str) -> Path:

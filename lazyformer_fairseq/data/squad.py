@@ -205,7 +205,9 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def normalise(text: str) -> str:
     """Lowercase a text, then remove punctuation, articles and extra whitespace, in this order."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    text = text.lower().translate(PUNCTUATION)
+    text = ARTICLES.sub(" ", text)
+    return " ".join(text.split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -243,7 +245,8 @@ def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
         predictions: predicted texts by question id; a question without a prediction scores 0.0.
     """
     pairs = [(predictions.get(question.id), question.answer_texts) for question in file.questions]
-    return {
-        name: sum(metric(text, answers) for text, answers in pairs if text is not None) / len(pairs)
-        for name, metric in METRICS.items()
-    }
+    scores = {}
+    for name, metric in METRICS.items():
+        total = sum(metric(text, answers) for text, answers in pairs if text is not None)
+        scores[name] = total / len(pairs)
+    return scores

@@ -87,7 +87,8 @@ def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np
     """
     lengths = sizes.astype(np.float64)
     if seed is not None:
-        lengths *= np.random.default_rng(seed).uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, size=len(sizes))
+        rng = np.random.default_rng(seed)
+        lengths *= rng.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, size=len(sizes))
     return np.argsort(lengths, kind="stable")
 
 

@@ -97,7 +97,8 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     chunk_size = tokens_per_sample - 2
     is_text = item_sizes > 1
     repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
-    counts = np.where(item_sizes > chunk_size + 1, -(-(item_sizes - 1) // chunk_size), 1)
+    is_long = item_sizes > chunk_size + 1
+    counts = np.where(is_long, -(-(item_sizes - 1) // chunk_size), 1)
     counts[repeated_boundary] = 0
     item = np.repeat(np.arange(len(item_sizes), dtype=np.int32), counts)
     first_chunk = np.cumsum(counts, dtype=np.int32) - counts
@@ -157,7 +158,8 @@ class Masking:
     begins_word: Optional[np.ndarray] = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        wrong = [share for share in (self.probability, self.last) if share is not None and not 0 < share <= 1]
+        rates = [rate for rate in (self.probability, self.last) if rate is not None]
+        wrong = [rate for rate in rates if not 0 < rate <= 1]
         if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
                 f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], and leave_unmasked_prob "
@@ -215,14 +217,20 @@ class Masking:
                 chosen = rng.choice(maskable, count, replace=False)
         else:
             shares = self._shares(tokens, maskable, rng)
-            chosen, shares = (each[shares <= max(self.probability, self.last or 0)] for each in (maskable, shares))
+            largest_rate = max(self.probability, self.last or 0)
+            is_chosen = shares <= largest_rate
+            chosen = maskable[is_chosen]
+            shares = shares[is_chosen]
             count = len(chosen)
+
         targets = np.full_like(tokens, self.pad_index)
         targets[chosen] = tokens[chosen]
+
         masked = tokens.copy()
         draw = rng.random(count)
         masked[chosen[draw >= self.keep + self.random]] = self.mask_index
-        replaced = chosen[(draw >= self.keep) & (draw < self.keep + self.random)]
+        is_replaced = (draw >= self.keep) & (draw < self.keep + self.random)
+        replaced = chosen[is_replaced]
         words = rng.integers(0, self.vocab_size - len(self.special), len(replaced))
         for special in sorted(self.special):  # shifts past the special ids; all others are equally likely
             words += words >= special
@@ -239,10 +247,14 @@ class Masking:
             begins = self.begins_word[tokens]
             begins[1:] |= self._is_end[tokens[:-1]]
             _, word = np.unique(np.cumsum(begins)[maskable], return_inverse=True)
+
         sizes = np.bincount(word)
         order = rng.permutation(len(sizes))
+        sizes_in_order = sizes[order]
+        masked_tokens = np.cumsum(sizes_in_order) - rng.random() * sizes_in_order
+        shares_in_order = masked_tokens / max(1, len(maskable))
         shares = np.zeros(len(sizes))
-        shares[order[1:]] = ((np.cumsum(sizes[order]) - rng.random() * sizes[order]) / max(1, len(maskable)))[1:]
+        shares[order[1:]] = shares_in_order[1:]
         return shares[word]
 
 
@@ -256,8 +268,9 @@ def apply_masking_rate(batch: dict[str, Any], share: float, pad: int) -> dict[st
     places = batch["masked_positions"]
     tokens = batch["net_input"]["src_tokens"].clone()
     target = batch["target"].clone()
-    tokens.view(-1)[places[~stays]] = target.view(-1)[places[~stays]]
-    target.view(-1)[places[~stays]] = pad
+    unmasked = places[~stays]
+    tokens.view(-1)[unmasked] = target.view(-1)[unmasked]
+    target.view(-1)[unmasked] = pad
     changed = {
         **batch,
         "net_input": {**batch["net_input"], "src_tokens": tokens},
@@ -280,9 +293,17 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
 
     An update therefore has the same tokens and targets in the same order for any length.
     """
-    whole = batch["net_input"]["src_tokens"], batch["target"]
-    rows = [F.pad(each, (0, -each.size(1) % length), value=pad).view(-1, length) for each in whole]
-    tokens, target = (each[rows[0].ne(pad).any(1)] for each in rows)
+
+    def split_rows(whole: torch.Tensor) -> torch.Tensor:
+        missing = -whole.size(1) % length
+        return F.pad(whole, (0, missing), value=pad).view(-1, length)
+
+    tokens = split_rows(batch["net_input"]["src_tokens"])
+    target = split_rows(batch["target"])
+    has_tokens = tokens.ne(pad).any(1)
+    tokens = tokens[has_tokens]
+    target = target[has_tokens]
+
     sizes = tokens.ne(pad).sum(1)
     net_input = {
         "src_tokens": tokens,
@@ -455,9 +476,12 @@ class FullSentencesDataset(MaskedBlocksDataset):
         last = int(blocks.last_item[index])
         tokens = read_items(self.items, first, last)
         sizes = self.item_sizes[first : last + 1]
-        repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
+        is_boundary = sizes == 1
+        repeated = np.flatnonzero(is_boundary[1:] & is_boundary[:-1]) + 1
         if len(repeated):  # consecutive boundaries count as one
-            tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
+            ends = np.cumsum(sizes)
+            tokens = np.delete(tokens, ends[repeated] - 1)
+
         start = int(blocks.first_offset[index])
         end = len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
         block = np.full(self.sizes[index], self.eos)  # the last id remains </s> if the sentence is split

@@ -92,15 +92,19 @@ class PermutedBlocksDataset(FullSentencesDataset):
         inputs, targets, _ = self.masking.apply(tokens, self.seed, self.epoch, index)
         rng = np.random.default_rng((self.seed, self.epoch, index, 1))
         is_predicted = targets != pad
-        order = np.concatenate([rng.permutation(np.flatnonzero(each)) for each in (~is_predicted, is_predicted)])
-        predicted = int(is_predicted.sum())
+        given = rng.permutation(np.flatnonzero(~is_predicted))
+        asked = rng.permutation(np.flatnonzero(is_predicted))
+        order = np.concatenate([given, asked])
+        predicted = len(asked)
+
         only = None
         if self.permuted_only:
             only = self.masking.mask_index
         sample = permute(tokens, inputs, order, predicted, only)
         target = np.full_like(sample["source"], pad)
-        target[len(target) - predicted :] = tokens[order[len(order) - predicted :]]
-        arrays = {name: torch.from_numpy(array) for name, array in {**sample, "target": target}.items()}
+        target[len(target) - predicted :] = tokens[asked]
+        sample["target"] = target
+        arrays = {name: torch.from_numpy(array) for name, array in sample.items()}
         return {"id": index, **arrays, "tokens": len(tokens)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,7 +113,10 @@ class PermutedBlocksDataset(FullSentencesDataset):
         if samples:
             time = batch["target"].size(1)
             positions = pad_right([sample["positions"] for sample in samples], 0, time)
-            turns = [pad_right([sample["turns"][row] for sample in samples], 0, time) for row in range(3)]
+            turns = []
+            for row in range(3):
+                turns_of_row = [sample["turns"][row] for sample in samples]
+                turns.append(pad_right(turns_of_row, 0, time))
             batch["net_input"] |= {
                 "positions": positions,
                 "turns": torch.stack(turns, 1),

@@ -107,7 +107,8 @@ class Windows:
 
     def save(self, path: Path) -> None:
         """Write all fields to an uncompressed ``.npz`` file."""
-        np.savez(path, **{each.name: getattr(self, each.name) for each in fields(self)})
+        arrays = {each.name: getattr(self, each.name) for each in fields(self)}
+        np.savez(path, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Windows":
@@ -152,12 +153,15 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
 
             windows = windows_over(len(context_ids), settings.max_length - len(head) - 1, settings.stride)
             for (start, end), own in zip(windows, own_tokens(windows), strict=True):
-                inputs.append(np.array([*head, *context_ids[start:end], eos], np.int32))
+                ids = [*head, *context_ids[start:end], eos]
+                inputs.append(np.array(ids, np.int32))
                 target = (NOT_HERE, NOT_HERE)
                 if answer is not None and start <= answer[0] and answer[1] < end:
                     shift = len(head) - start
                     target = (answer[0] + shift, answer[1] + shift)
-                rows.append((question_number, len(head), end - start, tokens_before + start, *own, *target))
+                count = end - start
+                first_offset = tokens_before + start
+                rows.append((question_number, len(head), count, first_offset, *own, *target))
             question_number += 1
         offsets.append(context_offsets)
         tokens_before += len(context_ids)
@@ -218,13 +222,17 @@ def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     for number, (start, _) in enumerate(windows):
         first = int(np.searchsorted(best_window, number))
         last = int(np.searchsorted(best_window, number + 1))
-        found.append((first - start, last - start) if first < last else (0, 0))
+        if first < last:
+            found.append((first - start, last - start))
+        else:
+            found.append((0, 0))
     return found
 
 
 def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
     """Return the first and last token (inclusive) that overlap the characters `start` to `end`, or None without any."""
-    touching = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
+    overlaps = (spans[:, 0] < end) & (spans[:, 1] > start)
+    touching = np.flatnonzero(overlaps)
     if not len(touching):
         return None
     return int(touching[0]), int(touching[-1])
@@ -306,7 +314,8 @@ class SpanCollector:
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
         """Add the answers found in the windows `index` (B,) from their logits; inputs may be right-padded."""
         for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
-            self._found[int(self.windows.question[window])] += self.answers_in(window, start_T, end_T)
+            question = int(self.windows.question[window])
+            self._found[question] += self.answers_in(window, start_T, end_T)
 
     def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
         """Return the answers in a window by descending score, with nan as probabilities.
@@ -346,8 +355,9 @@ class SpanCollector:
         answers = []
         for question in range(len(self.file.questions)):
             found = self._found[question]
+            best_first = sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end))
             of_text: dict[str, FoundAnswer] = {}
-            for answer in sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end)):
+            for answer in best_first:
                 of_text.setdefault(answer.text, answer)
             best = list(of_text.values())[: self.n_best]
             if best:

@@ -114,24 +114,26 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
         random: random number generator.
     """
     chunks = _draw_chunks(documents, room, random)
+    first_size = documents.size(chunks.start, chunks.border)
+
     second_start = chunks.border.copy()
     second_end = chunks.stop.copy()
     changed = np.flatnonzero(chunks.is_random)
     other = random.integers(0, len(documents) - 1, len(changed))
     other += other >= chunks.document[changed]
     second_start[changed] = random.integers(documents.starts[other], documents.ends[other])
-    left = chunks.aim[changed] - documents.size(chunks.start[changed], chunks.border[changed])
+    left = chunks.aim[changed] - first_size[changed]
     second_end[changed] = documents.reach(second_start[changed], left, other)
-
-    first_size = documents.size(chunks.start, chunks.border)
     second_size = documents.size(second_start, second_end)
+
     # Tokens are removed from the longer text, or from the second if they are equally long, until both fit.
-    first_kept = np.minimum(first_size, np.maximum(room - second_size, -(-room // 2)))
+    half = -(-room // 2)
+    first_kept = np.minimum(first_size, np.maximum(room - second_size, half))
     second_kept = np.minimum(second_size, room - first_kept)
     return Pairs(
-        _cut(chunks.start, chunks.border, first_size, first_kept, random),
-        _cut(second_start, second_end, second_size, second_kept, random),
-        chunks.is_random,
+        first=_cut(chunks.start, chunks.border, first_size, first_kept, random),
+        second=_cut(second_start, second_end, second_size, second_kept, random),
+        is_random=chunks.is_random,
     )
 
 
@@ -144,7 +146,12 @@ def _cut(
 ) -> Texts:
     """Truncate texts to `kept` tokens; each removed token is taken from the front or the back at random."""
     skip = random.binomial(size - kept, 0.5)
-    return Texts(*(each.astype(np.int32) for each in (first, end, skip, kept)))
+    return Texts(
+        first=first.astype(np.int32),
+        end=end.astype(np.int32),
+        skip=skip.astype(np.int32),
+        size=kept.astype(np.int32),
+    )
 
 
 @dataclass(frozen=True)
@@ -261,9 +268,14 @@ class SentencePairsDataset(MaskedBlocksDataset):
         return block
 
     def _text(self, texts: Texts, index: int) -> np.ndarray:
-        tokens = read_items(self.items, int(texts.first[index]), int(texts.end[index]) - 1)
+        first_item = int(texts.first[index])
+        last_item = int(texts.end[index]) - 1
+        tokens = read_items(self.items, first_item, last_item)
+        text = tokens[tokens != self.eos]
+
         skip = int(texts.skip[index])
-        return tokens[tokens != self.eos][skip : skip + int(texts.size[index])]
+        size = int(texts.size[index])
+        return text[skip : skip + size]
 
     def __getitem__(self, index: int) -> dict:
         return {

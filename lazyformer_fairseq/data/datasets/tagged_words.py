@@ -40,9 +40,11 @@ class TaggedWordsDataset(LabelledTextsDataset):
         places = []
         for row, sample in enumerate(samples):
             in_row = sample["target"][::2].long()
-            places.append((in_row + row * width).where(in_row < len(sample["source"]) - 1, -1))
+            is_kept = in_row < len(sample["source"]) - 1
+            places.append((in_row + row * width).where(is_kept, -1))
+        tags = [sample["target"][1::2].long() for sample in samples]
         return {
-            "target": torch.cat([sample["target"][1::2].long() for sample in samples]),
+            "target": torch.cat(tags),
             "places": torch.cat(places),
             "words": list(map(len, places)),
         }

@@ -134,16 +134,15 @@ class TokenStreams(Dataset):
             raise IndexError(segment)
         start = segment * self.tgt_len
         place_T = np.arange(start, min(start + self.tgt_len, self.longest))
-        is_there_BT = place_T < self.lengths[:, None]
-        # Offsets in the text; rolled streams wrap around.
-        at_BT = self.starts[:, None] + (place_T + self.shifts[:, None]) % np.maximum(self.lengths[:, None], 1)
-        at_BT = np.minimum(at_BT, len(self.tokens) - 1)
-        before_BT = np.where(at_BT == 0, self.eos, self.tokens[at_BT - 1])
-        source, target = (
-            torch.from_numpy(np.where(is_there_BT, tokens_BT, self.pad).astype(np.int64))
-            for tokens_BT in (before_BT, self.tokens[at_BT])
-        )
-        return _batch(segment, source, target, self.pad)
+        lengths_B1 = self.lengths[:, None]
+        is_there_BT = place_T < lengths_B1
+        in_stream_BT = (place_T + self.shifts[:, None]) % np.maximum(lengths_B1, 1)  # rolled streams wrap around
+        in_text_BT = np.minimum(self.starts[:, None] + in_stream_BT, len(self.tokens) - 1)
+
+        before_BT = np.where(in_text_BT == 0, self.eos, self.tokens[in_text_BT - 1])
+        source_BT = np.where(is_there_BT, before_BT, self.pad).astype(np.int64)
+        target_BT = np.where(is_there_BT, self.tokens[in_text_BT], self.pad).astype(np.int64)
+        return _batch(segment, torch.from_numpy(source_BT), torch.from_numpy(target_BT), self.pad)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the only sample, which is already a batch."""
@@ -175,10 +174,12 @@ class TokenItems(TokenStreams):
         self.epoch = epoch
         order = np.arange(len(self.items))
         if self.keeps_rest:
-            order = np.pad(order, (0, -len(order) % self.rows), constant_values=-1)
+            missing = -len(order) % self.rows
+            order = np.pad(order, (0, missing), constant_values=-1)
         else:
             order = np.random.default_rng((self.seed, epoch, 2)).permutation(order)
-        self.order = order[: len(order) - len(order) % self.rows].reshape(-1, self.rows)
+        rest = len(order) % self.rows
+        self.order = order[: len(order) - rest].reshape(-1, self.rows)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -189,7 +190,8 @@ class TokenItems(TokenStreams):
         own = self.order[segment, self.own_rows]
         target = torch.from_numpy(self.items[own].astype(np.int64))
         target[torch.from_numpy(own < 0)] = self.pad
-        source = torch.cat([torch.full_like(target[:, :1], self.eos), target[:, :-1]], 1)
+        first = torch.full_like(target[:, :1], self.eos)
+        source = torch.cat([first, target[:, :-1]], 1)
         return _batch(segment, source, target, self.pad)
 
 

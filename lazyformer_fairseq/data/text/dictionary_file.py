@@ -47,8 +47,9 @@ class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
         self.symbols: list[str] = []
         self.count: list[int] = []
         self.indices: dict[str, int] = {}
-        for symbol in special if add_special_symbols else ():
-            self.add_symbol(symbol)
+        if add_special_symbols:
+            for symbol in special:
+                self.add_symbol(symbol)
         self.nspecial = len(self.symbols)
 
     def __eq__(self, other: object) -> bool:
@@ -118,7 +119,9 @@ class PlacedDictionary(Dictionary):
     """
 
     def __init__(self, symbols: Sequence[str], special: Mapping[str, str]):
-        if set(special) != set(ROLES) or len(set(special.values())) < len(ROLES):
+        has_all_roles = set(special) == set(ROLES)
+        are_distinct = len(set(special.values())) == len(special)
+        if not (has_all_roles and are_distinct):
             raise UserError(
                 f"special symbols {dict(special)}: there must be a different symbol for each of {', '.join(ROLES)}"
             )
@@ -165,7 +168,8 @@ def dictionary_bytes(dictionary: Dictionary) -> bytes:
         dictionary.count[dictionary.nspecial :],
         strict=True,
     )
-    return (head + "".join(f"{symbol} {count}\n" for symbol, count in rows)).encode()
+    lines = "".join(f"{symbol} {count}\n" for symbol, count in rows)
+    return f"{head}{lines}".encode()
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
@@ -180,10 +184,13 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
     if lines and lines[0].startswith(SPECIAL_LINE):
         try:
             special = _parse_special(lines[0])
-            symbols = _parse_lines(path, lines, Dictionary(add_special_symbols=False), 2).symbols
-            return PlacedDictionary(symbols, special)
+            dictionary = _parse_lines(path, lines, Dictionary(add_special_symbols=False), first=2)
+            return PlacedDictionary(dictionary.symbols, special)
         except UserError as error:
-            raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+            message = str(error)
+            if str(path) not in message:
+                message = f"{path}: {message}"
+            raise UserError(message) from None
     dictionary = _parse_lines(path, lines, Dictionary(), first=1)
     if len(dictionary) == dictionary.nspecial:
         raise UserError(f"{path}: not a dictionary, because it contains no symbols")
@@ -209,6 +216,7 @@ def _parse_special(line: str) -> dict[str, str]:
         special: Any = json.loads(line[len(SPECIAL_LINE) :])
     except (ValueError, RecursionError) as error:
         raise UserError(f"the first line does not list the special symbols ({error})") from None
-    if not isinstance(special, dict) or not all(isinstance(symbol, str) for symbol in special.values()):
+    is_valid = isinstance(special, dict) and all(isinstance(symbol, str) for symbol in special.values())
+    if not is_valid:
         raise UserError(f"the first line must list the symbols for {', '.join(ROLES)}")
     return special

@@ -55,7 +55,8 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
     )
     fast.decoder = decoder(settings)
     # Added tokens are matched after normalization, which also finds <MASK> in upper case.
-    fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)])
+    added = [AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)]
+    fast.add_special_tokens(added)
     fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in settings.special_tokens])
     return fast
 
@@ -103,7 +104,8 @@ def model(proto: Any, symbols: Sequence[str]) -> models.Model:
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
         scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
         rarest = min(scores.values())  # also used for symbols that are not pieces
-        return models.Unigram([(symbol, scores.get(symbol, rarest)) for symbol in symbols], UNK, byte_fallback)
+        scores_of_symbols = [(symbol, scores.get(symbol, rarest)) for symbol in symbols]
+        return models.Unigram(scores_of_symbols, UNK, byte_fallback)
     ids = {symbol: index for index, symbol in enumerate(symbols)}
     return models.BPE(ids, _merges(proto), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
@@ -150,24 +152,30 @@ def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normal
         of_the_model: normalizers of the SentencePiece model.
     """
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
+    names_in_texts = "|".join(_in_any_case(symbol[1:-1]) for symbol in in_texts)
     whole = dict(zip(CONTROLS, moses.WHOLE, strict=True))
-    recipe = settings.language, settings.normalise_punctuation, settings.moses_tokenise
+    rules = moses.moses_rules(settings.language, settings.normalise_punctuation, settings.moses_tokenise)
     steps: list[normalizers.Normalizer] = [
         _replace(moses.TAKEN, moses.NO_SIGN),
         # Each bracket is replaced separately, because replacing a single character preserves the offsets.
-        _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", moses.OPEN),
+        _replace(f"<(?=(?:{names_in_texts})>)", moses.OPEN),
         _replace(rf"{moses.OPEN}[a-zA-Z]+\K>", moses.CLOSE),
         *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
-        *(_replace(f"<(?={symbol[1:]})", f"<{moses.BREAK}") for symbol in CONTROLS if not settings.moses_tokenise),
-        *(_replace(*rule) for rule in moses.moses_rules(*recipe)),
     ]
+    if not settings.moses_tokenise:
+        steps += [_replace(f"<(?={symbol[1:]})", f"<{moses.BREAK}") for symbol in CONTROLS]
+    steps += [_replace(rule.pattern, rule.content) for rule in rules]
     if settings.lower_case:
         steps += [_replace(FINAL_SIGMA, "ς"), normalizers.Lowercase()]
     else:
         letters = sorted(set("".join(in_texts)) - set("<>"))
         steps += (_replace(f"{letter.upper()}(?=[a-zA-Z]*{moses.CLOSE})", letter) for letter in letters)
-    names = {moses.OPEN: "<", moses.CLOSE: ">", **{sign: symbol for symbol, sign in whole.items()}}
-    return normalizers.Sequence([*steps, *of_the_model, *(normalizers.Replace(*name) for name in names.items())])
+    steps += of_the_model
+
+    names = {moses.OPEN: "<", moses.CLOSE: ">"}
+    names |= {sign: symbol for symbol, sign in whole.items()}
+    steps += [normalizers.Replace(sign, name) for sign, name in names.items()]
+    return normalizers.Sequence(steps)
 
 
 def _replace(pattern: str, content: str) -> normalizers.Replace:

@@ -139,7 +139,8 @@ class TextTokenizer(ABC):
         contents = {model_file: model, dictionary_file: dictionary_bytes(dictionary)}
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
         described = {"format_version": cls.FORMAT_VERSION, **description, "sha256": hashes}
-        contents[settings_file] = (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode()
+        text = json.dumps(described, indent=2, ensure_ascii=False)
+        contents[settings_file] = f"{text}\n".encode()
         with atomic_folder(Path(folder)) as unfinished:
             for name, content in contents.items():
                 (unfinished / name).write_bytes(content)
@@ -211,22 +212,24 @@ class TextTokenizer(ABC):
         new = list({word: None for word in words if word not in known})
         for start in range(0, len(new), WORDS_AT_ONCE):
             batch = new[start : start + WORDS_AT_ONCE]
-            known.update(
-                (word, array("i", ids).tobytes()) for word, ids in zip(batch, self._ids_of(batch), strict=True)
-            )
+            for word, ids_of_word in zip(batch, self._ids_of(batch), strict=True):
+                known[word] = array("i", ids_of_word).tobytes()
+
         found = [known[word] for word in words]
-        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
-        return np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64), lengths
+        bytes_of_words = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        lengths = bytes_of_words // array("i").itemsize
+        ids = np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64)
+        return ids, lengths
 
     def has_only_unknown_tokens(self, ids: np.ndarray) -> bool:
         """Return True if a text in an input of :meth:`build_input` consists only of unknown tokens and spaces."""
         unk = self.special.unk
         if unk not in ids:
             return False
-        return any(
-            unk in text and all(index == unk or self.symbols[index] in BARE_SPACES for index in text)
-            for text in texts_of_input(ids, self.special.eos)
-        )
+        for text in texts_of_input(ids, self.special.eos):
+            if unk in text and all(index == unk or self.symbols[index] in BARE_SPACES for index in text):
+                return True
+        return False
 
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
         """Encode ``<s> first </s>``, or a pair in the model's format, such as ``<s> first </s></s> second </s>``.
@@ -248,7 +251,8 @@ class TextTokenizer(ABC):
         """
         folder = Path(folder)
         pairs = [(folder / name, self.folder / name) for name in self.files]
-        if all(copy.is_file() and copy.read_bytes() == own.read_bytes() for copy, own in pairs):
+        is_saved = all(copy.is_file() and copy.read_bytes() == own.read_bytes() for copy, own in pairs)
+        if is_saved:
             return
         with atomic_folder(folder) as unfinished:
             for name in self.files:
@@ -271,7 +275,8 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     if room < 1:
         raise UserError(f"inputs of {max_length} tokens are too short for any text; use at least 5")
     of_second = min(len(second), max(room // 2, room - len(first)))
-    return np.concatenate([ids[:1], first[: room - of_second], separators, second[:of_second], ids[-1:]])
+    of_first = room - of_second
+    return np.concatenate([ids[:1], first[:of_first], separators, second[:of_second], ids[-1:]])
 
 
 def truncation_message(

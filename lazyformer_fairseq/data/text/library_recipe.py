@@ -234,7 +234,8 @@ def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -
         UserError: the post-processor has a type that neither BERT nor RoBERTa uses, or adds other symbols to texts.
     """
     processors = [values]
-    if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
+    is_sequence = isinstance(values, dict) and values.get("type") == "Sequence"
+    if is_sequence and isinstance(values.get("processors"), list):
         processors = values["processors"]
     for each in processors:
         type_name = None
@@ -243,8 +244,10 @@ def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -
         if type_name == "ByteLevel":  # affects only offsets
             continue
         if type_name in ("BertProcessing", "RobertaProcessing"):
-            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
-                raise UserError(f"the post_processor adds {each.get('cls')} and {each.get('sep')} to a text; {AROUND}")
+            start = each.get("cls")
+            end = each.get("sep")
+            if start != [bos, ids[bos]] or end != [eos, ids[eos]]:
+                raise UserError(f"the post_processor adds {start} and {end} to a text; {AROUND}")
             if type_name == "BertProcessing":
                 return BERT
             return ROBERTA
@@ -253,7 +256,8 @@ def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -
                 f"the post_processor is {str(type_name)[:40]}, but must be one of {', '.join(POST_PROCESSORS)}; "
                 f"{ACCEPTED}"
             )
-        return _joining_of_template(as_type(Template, each, "the post_processor", ACCEPTED), bos, eos, ids)
+        template = as_type(Template, each, "the post_processor", ACCEPTED)
+        return _joining_of_template(template, bos, eos, ids)
     raise UserError(f"the post_processor adds no symbols to a text; {AROUND}")
 
 
@@ -261,13 +265,16 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
     for symbol in (bos, eos):
         if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
             raise UserError(f"the post_processor's id of {symbol!r} differs from the vocabulary's, {ids[symbol]}")
+
     single = [part.id for parts in template.single for part in parts.values()]
     parts_of_pair = [part for parts in template.pair for part in parts.values()]
     pair = [part.id for part in parts_of_pair]
     separators: Literal[1, 2] = 1
     if len(pair) > 5:
         separators = 2
-    if single != [bos, "A", eos] or pair != [bos, "A", *[eos] * separators, "B", eos]:
+    expected_single = [bos, "A", eos]
+    expected_pair = [bos, "A", *[eos] * separators, "B", eos]
+    if single != expected_single or pair != expected_pair:
         raise UserError(
             f"the post_processor formats a text as {single[:MOST_SHOWN]} and a pair as {pair[:MOST_SHOWN]}; {AROUND}"
         )
@@ -383,8 +390,9 @@ class LibraryNormaliser:
         if not keep_unknown:
             return self._words(text)
         unknown = self.settings.unknown
-        plain = text.split(UNKNOWN_OF_CORPUS)
-        parts = [part for each in plain for part in (self._words(each), unknown)]
+        parts = []
+        for plain in text.split(UNKNOWN_OF_CORPUS):
+            parts += [self._words(plain), unknown]
         return " ".join(filter(None, parts[:-1]))
 
     def _words(self, text: str) -> str:

@@ -115,7 +115,8 @@ class LibraryTokenizer(interface.TextTokenizer):
                 f"the ids go up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
                 "this model's tokenizer?"
             )
-        self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
+        special = {role: ids[symbol] for role, symbol in self._names.items()}
+        self.special = SpecialIds(**special)
         symbol_of = {index: symbol for symbol, index in ids.items()}
         self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description.rows)]
         silent = tuple(self._names[role] for role in SILENT)
@@ -153,12 +154,20 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     def encode_normalised(self, words: str) -> list[int]:
         """Encode words separated by spaces."""
-        return list(itertools.chain.from_iterable(self._ids_of(words.split(" ") if words else [])))
+        if not words:
+            return []
+        return list(itertools.chain.from_iterable(self._ids_of(words.split(" "))))
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         unknown = self._names["unk"]
         tokenize = self._model.tokenize
-        return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
+        ids = []
+        for word in words:
+            if word == unknown:
+                ids.append([self.special.unk])
+            else:
+                ids.append([piece.id for piece in tokenize(word)])
+        return ids
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
         """Return a mask of the ids (T,) that begin a word in one or more concatenated inputs, bool (T,).
@@ -268,9 +277,13 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         description = Description(special, rows, joining.separators, joining.second_type)
         dictionary = LibraryTokenizer(out, recipe, description).dictionary
         model = (json.dumps(recipe, indent=1) + "\n").encode()
-        return LibraryTokenizer._write(out, {"library": LIBRARY, **asdict(description)}, model, dictionary)
+        described = {"library": LIBRARY, **asdict(description)}
+        return LibraryTokenizer._write(out, described, model, dictionary)
     except UserError as error:
-        raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
+        message = str(error)
+        if str(source) not in message:
+            message = f"{path}: {message}"
+        raise UserError(message) from None
 
 
 def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,9 +302,10 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
         for name, (field, types) in OPTIONS_OF_BERT.items():
             if name in options and type(options[name]) in types:
                 normaliser[field] = options[name]
-    prefixed = options.get("add_prefix_space")
-    if type(prefixed) is bool and isinstance(division, dict) and division.get("type") == "ByteLevel":
-        division["add_prefix_space"] = prefixed
+    if isinstance(division, dict) and division.get("type") == "ByteLevel":
+        prefixed = options.get("add_prefix_space")
+        if type(prefixed) is bool:
+            division["add_prefix_space"] = prefixed
     return values
 
 

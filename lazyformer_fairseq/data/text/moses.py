@@ -177,10 +177,12 @@ def word_rules(language: str) -> list[Rule]:
 
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
     """Return all rules for these settings, in order; they produce words separated by single spaces."""
-    rules = []
+    rules: list[Rule] = []
     if normalise_punctuation:
-        rules = punctuation_rules(language)
-    return rules + (word_rules(language) if tokenise else []) + WHITESPACE_RULES
+        rules += punctuation_rules(language)
+    if tokenise:
+        rules += word_rules(language)
+    return rules + WHITESPACE_RULES
 
 
 def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
@@ -279,7 +281,8 @@ class MosesWords:
 
     def __call__(self, text: str) -> str:
         """Split a text into words, using the fast method if possible."""
-        if MARKER_OF_STOPS in text or not (text.isprintable() or _printable_but_for_no_break_space(text)):
+        is_printable = text.isprintable() or _printable_but_for_no_break_space(text)
+        if MARKER_OF_STOPS in text or not is_printable:
             return self.by_rules(text)
         try:
             return self._by_gaps(text)
@@ -325,8 +328,9 @@ class MosesWords:
 
     def _before_stop(self, parts: list[str], place: int) -> str:
         """Return the context before the gap ``parts[place]`` that determines how its periods are handled."""
-        word = parts[place - 1].rpartition(" ")[2]
-        if place == 1 or " " in parts[place - 1] or parts[place - 2][-1] == " ":
+        words = parts[place - 1]
+        word = words.rpartition(" ")[2]
+        if place == 1 or " " in words or parts[place - 2][-1] == " ":
             before = token = word
         else:
             before = self._back_to_space(parts, place)
@@ -346,7 +350,8 @@ class MosesWords:
         while True:
             first -= 2
             if first == 0 or " " in parts[first] or " " in parts[first + 1]:
-                return parts[first].rpartition(" ")[2] + "".join(parts[first + 1 : place])
+                last_word = parts[first].rpartition(" ")[2]
+                return last_word + "".join(parts[first + 1 : place])
             if place - first > LONGEST_SEARCH:
                 raise _UnusualTextError
 

@@ -107,7 +107,8 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
 def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettings) -> Iterator[str]:
     """Yield lines ``word TAB count`` in a fixed order, with symbols inside words removed."""
     symbol = normalisation.symbol_pattern(settings)
-    for word, count in sorted(word_counts, key=lambda pair: (-pair[1], pair[0])):
+    most_frequent_first = sorted(word_counts, key=lambda pair: (-pair[1], pair[0]))
+    for word, count in most_frequent_first:
         for part in symbol.split(word)[0::2]:
             if part:
                 yield f"{part[:LONGEST_TRAINING_WORD]}\t{count}"
@@ -168,9 +169,10 @@ class Tokenizer(interface.TextTokenizer):
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
         # sentencepiece's <unk> is mapped to fairseq's id.
         self._id_of_piece = [self._index.get(piece, UNK) for piece in pieces]
-        self._piece_of_id = {
-            index: piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
-        }
+        self._piece_of_id: dict[int, int] = {}
+        for piece_id, index in enumerate(self._id_of_piece):
+            if not model.is_control(piece_id):
+                self._piece_of_id[index] = piece_id
         self._symbol = normalisation.symbol_pattern(settings)
 
     @classmethod
@@ -198,7 +200,8 @@ class Tokenizer(interface.TextTokenizer):
             UserError: there are no words, the vocabulary is too large or too small for them, or `folder` is not empty.
         """
         refuse_filled_folder(Path(folder))
-        return cls._write_model(folder, settings, train_model(word_counts, vocab_size, settings), "the trained model")
+        model = train_model(word_counts, vocab_size, settings)
+        return cls._write_model(folder, settings, model, "the trained model")
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
@@ -256,10 +259,12 @@ class Tokenizer(interface.TextTokenizer):
         """
         refuse_surrogates(text)
         encoding = self.fast.encode(text, add_special_tokens=False)
-        spans = [
-            (start, start if symbol == SPACE else end)
-            for symbol, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
-        ]
+        spans = []
+        for symbol, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
+            if symbol == SPACE:
+                spans.append((start, start))
+            else:
+                spans.append((start, end))
         return encoding.ids, spans
 
     @cached_property
@@ -276,7 +281,8 @@ class Tokenizer(interface.TextTokenizer):
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         ids = []
-        for word, numbers in zip(words, self._model.encode(words, num_threads=1), strict=True):
+        pieces_of_words = self._model.encode(words, num_threads=1)
+        for word, numbers in zip(words, pieces_of_words, strict=True):
             if "<" in word and self._symbol.search(word):
                 ids.append(self.encode_normalised(word))
             else:
@@ -302,15 +308,22 @@ class Tokenizer(interface.TextTokenizer):
 
     def words(self, ids: Iterable[int]) -> str:
         """Decode ids to normalized words separated by spaces, the inverse of :meth:`encode_normalised`."""
+
+        def is_piece(index: int) -> bool:
+            return index in self._piece_of_id and index != UNK
+
         parts: list[str] = []
-        is_piece = lambda index: index in self._piece_of_id and index != UNK  # noqa: E731
         for are_pieces, run in itertools.groupby(map(int, ids), key=is_piece):
             if are_pieces:
                 parts.append(self._model.decode([self._piece_of_id[index] for index in run]))
                 continue
-            said = (index for index in run if index not in (BOS, PAD, EOS))
-            parts += (self.symbols[index] if index < len(self.symbols) else UNKNOWN for index in said)
-        return " ".join(filter(None, (part.strip() for part in parts)))
+            for index in run:
+                if index >= len(self.symbols):
+                    parts.append(UNKNOWN)
+                elif index not in (BOS, PAD, EOS):
+                    parts.append(self.symbols[index])
+        stripped = (part.strip() for part in parts)
+        return " ".join(filter(None, stripped))
 
 
 def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> list[str]:
@@ -319,8 +332,10 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     Raises:
         UserError: a piece equals one of the other symbols, which can only happen without Moses tokenization.
     """
-    numbers = [i for i in range(model.get_piece_size()) if not (model.is_unknown(i) or model.is_control(i))]
-    pieces = list(map(model.id_to_piece, numbers))
+    pieces = []
+    for piece_id in range(model.get_piece_size()):
+        if not (model.is_unknown(piece_id) or model.is_control(piece_id)):
+            pieces.append(model.id_to_piece(piece_id))
     symbols = dict.fromkeys(FIRST_SYMBOLS)
     for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in symbols:

@@ -12,7 +12,9 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import flag_named, split_at_commas
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
-CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
+# A wheel carries the configs in the package; in a checkout, they are next to it.
+_CONFIG_FOLDERS = (PACKAGE_FOLDER / "configs", PACKAGE_FOLDER.parent / "configs")
+CONFIGS = next(folder for folder in _CONFIG_FOLDERS if folder.is_dir())
 
 
 class ExistingPath(click.Path):
@@ -50,8 +52,10 @@ def find_config(name: str) -> Path:
     paths = (Path(folder, name) for folder in ("", *folders))
     if path := next(filter(Path.is_file, paths), None):
         return path
-    known = nearest(Path(name).name, [path.name for folder in folders for path in folder.glob("*.yaml")])
-    raise UserError(f"{name}: no such file, neither here nor in {' or '.join(map(str, folders))}{known}")
+    shipped = [path.name for folder in folders for path in folder.glob("*.yaml")]
+    suggestion = nearest(Path(name).name, shipped)
+    places = " or ".join(map(str, folders))
+    raise UserError(f"{name}: no such file, neither here nor in {places}{suggestion}")
 
 
 # Checkpoint file names to look for in a folder; the first one that exists is used.
@@ -100,8 +104,10 @@ def refuse_missing_folders(data: str) -> None:
             if Path(folder).is_file():
                 remedy = f"; {_if_raw_text(folder)}"
             raise UserError(f"{where}{folder or 'an empty name'} is not a folder{remedy}")
-    if not any((Path(folders[0]) / name).is_file() for name in ("dict.txt", "shard0/dict.txt")):
-        raise UserError(f"{folders[0]} contains no dict.txt, so it is not binarized; {_if_raw_text(folders[0])}")
+    first = folders[0]
+    dictionaries = (Path(first) / "dict.txt", Path(first) / "shard0/dict.txt")
+    if not any(path.is_file() for path in dictionaries):
+        raise UserError(f"{first} contains no dict.txt, so it is not binarized; {_if_raw_text(first)}")
 
 
 def _if_raw_text(path: str) -> str:

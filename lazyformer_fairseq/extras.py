@@ -20,7 +20,12 @@ def missing_packages(extra: str) -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     marked = re.compile(rf"""([\w.-]+).*\bextra == ["']{extra}["']""")
-    return [match[1] for line in required if (match := marked.match(line)) and not _is_installed(match[1])]
+    missing = []
+    for requirement in required:
+        match = marked.match(requirement)
+        if match and not _is_installed(match[1]):
+            missing.append(match[1])
+    return missing
 
 
 def refuse_without_extra(extra: str, what: str) -> None:

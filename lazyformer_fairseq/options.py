@@ -164,8 +164,10 @@ def read_size(text: str) -> int:
     found = re.fullmatch(r"(\d*\.?\d+)(m|g)(i?)b", text.lower())
     size = 0.0
     if found:
-        thousand = 2**10 if found[3] else 10**3
-        size = float(found[1]) * thousand ** {"m": 2, "g": 3}[found[2]]
+        number, prefix, is_binary = found.groups()
+        thousand = 2**10 if is_binary else 10**3
+        power = {"m": 2, "g": 3}[prefix]
+        size = float(number) * thousand**power
     if not 0 < size < 2**60:
         raise UserError(f"{text!r} is not a size; use, for example, 16GB, 16GiB or 800MB")
     return int(size)
@@ -346,7 +348,8 @@ def with_options_from(settings: type, into: str = "settings") -> Callable:
         def run(**given: Any) -> Any:
             check_values(settings, given)
             if into:
-                given[into] = settings(**{one.name: given.pop(one.name) for one in fields})
+                own = {one.name: given.pop(one.name) for one in fields}
+                given[into] = settings(**own)
             return command(**given)
 
         run.__doc__ = command.__doc__
@@ -390,6 +393,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     described: Option = one.metadata["option"]
     value_type, is_optional, is_several = _type_of(hint)
     flag = flag_of(one)
+    other_flags = described.flags[1:]
     default = None
     if one.default is not MISSING:
         default = one.default
@@ -405,7 +409,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         is_plain = "/" in flag or (default is False and not is_optional)
         if not is_plain:
             flag = f"{flag}/--no-{flag.removeprefix('--')}"
-        return click.option(flag, *described.flags[1:], one.name, is_flag=True, **how)
+        return click.option(flag, *other_flags, one.name, is_flag=True, **how)
     how["metavar"] = described.metavar
     if is_several:
         words = ",".join(map(str, default or ()))
@@ -419,7 +423,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         how["type"] = _click_type(described, value_type)
     if how["required"]:
         del how["default"]  # click would treat a default of None as a value
-    return click.option(flag, *described.flags[1:], one.name, **how)
+    return click.option(flag, *other_flags, one.name, **how)
 
 
 def _type_of(hint: Any) -> tuple[type, bool, bool]:
@@ -443,7 +447,9 @@ def _click_type(described: Option, value_type: type) -> Any:
     bounds = described.bounds
     if value_type not in (int, float) or bounds == Bounds():
         return value_type
-    low, high = (None if math.isinf(end) else value_type(end) for end in (bounds.low, min(bounds.high, bounds.below)))
+    low = None if math.isinf(bounds.low) else value_type(bounds.low)
+    upper = min(bounds.high, bounds.below)
+    high = None if math.isinf(upper) else value_type(upper)
     ranges = {int: click.IntRange, float: click.FloatRange}
     return ranges[value_type](low, high, min_open=bounds.is_open, max_open=bounds.below < math.inf)
 
@@ -452,7 +458,8 @@ def _list_callback(described: Option, value_type: type, is_optional: bool) -> Ca
     """Return a click callback that splits values at commas and rejects duplicates; ``''`` means no values."""
 
     def convert(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
-        found = tuple(_read(word, described, value_type) for text in given for word in split_at_commas(text))
+        words = [word for text in given for word in split_at_commas(text)]
+        found = tuple(_read(word, described, value_type) for word in words)
         if twice := [value for value in found if found.count(value) > 1]:
             raise click.BadParameter(f"{twice[0]} is specified twice")
         if given or not is_optional:
@@ -536,8 +543,9 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command unless the arguments start with the name of a command, even a misspelled one."""
-        if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            name = args[0]
+        name = args[0] if args else ""
+        is_known = name in self.commands or name in ctx.help_option_names
+        if self.default and args and not is_known:
             is_given = name.startswith("-") or Path(name).exists()  # an option, or the path of an argument
             if not is_given and get_close_matches(name, self.commands):
                 raise click.NoSuchCommand(name, possibilities=self.commands, ctx=ctx)

@@ -40,23 +40,27 @@ class RayCluster(Executor):
                 raise UserError(f"{ADDRESS}={os.environ.get(ADDRESS)}: {str(error).splitlines()[0]}") from error
         self._refuse_too_small(threads, gpus)
         settings = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
-        self._call = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env=settings)(_call_in)
+        as_task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env=settings)
+        self._call = as_task(_call_in)
         self._at_once = at_once
         self._threads = threads
         self._calls: dict[Any, Call] = {}
 
     def _refuse_too_small(self, threads: int, gpus: float) -> None:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
-            needed = f"{threads} CPU cores and {gpus:g} GPUs"
-            raise UserError(f"--executor ray: a job needs {needed}, but no machine in the cluster has that many")
+        for node in nodes:
+            if node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus:
+                return
+        needed = f"{threads} CPU cores and {gpus:g} GPUs"
+        raise UserError(f"--executor ray: a job needs {needed}, but no machine in the cluster has that many")
 
     @property
     def free(self) -> int:
         """The number of jobs that could start now, which changes as machines join or leave the cluster."""
         room = self._at_once
         if room is None:
-            room = max(1, int(self._ray.cluster_resources().get("CPU", 0) // self._threads))
+            cores = self._ray.cluster_resources().get("CPU", 0)
+            room = max(1, int(cores // self._threads))
         return max(0, room - len(self._calls))
 
     def start(self, calls: Sequence[Call]) -> None:

@@ -83,7 +83,8 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
     def served(build: Build) -> int:
         return sum(has_kernels(capability, build.architectures) for capability in capabilities)
 
-    found = max((build for build in BUILDS if can_run(driver, build.cuda)), key=served, default=None)
+    runnable = [build for build in BUILDS if can_run(driver, build.cuda)]
+    found = max(runnable, key=served, default=None)
     if found and (served(found) or not capabilities):
         return found
     return None

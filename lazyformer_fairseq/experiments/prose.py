@@ -65,10 +65,11 @@ def python_prose() -> Iterator[Prose]:
     seen: set[str] = set()
     for name, texts in _sources():
         paragraphs = []
-        for paragraph in (paragraph for text in texts for paragraph in paragraphs_of_prose(text)):
-            if paragraph not in seen:
-                seen.add(paragraph)
-                paragraphs.append(paragraph)
+        for text in texts:
+            for paragraph in paragraphs_of_prose(text):
+                if paragraph not in seen:
+                    seen.add(paragraph)
+                    paragraphs.append(paragraph)
         if paragraphs:
             yield Prose(name, tuple(paragraphs))
 
@@ -133,12 +134,13 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 def _unwrapped(block: list[str]) -> Optional[str]:
     """Return the block as one line, or None if it is code, a table or a heading, or is unevenly indented."""
-    first = LIST_MARK.sub("", block[0])
     rest = block[1:]
+    lines = [LIST_MARK.sub("", block[0]), *rest]
     indents = {len(line) - len(line.lstrip()) for line in rest}
-    if len(indents) > 1 or any(CODE_LINE.match(line) for line in (first, *rest)):
+    if len(indents) > 1 or any(CODE_LINE.match(line) for line in lines):
         return None
-    text = " ".join(" ".join((first, *rest)).split())
+    words = " ".join(lines).split()
+    text = " ".join(words)
     text = INLINE_ROLE.sub(r"\1", text)
     text = INLINE_LITERAL.sub(r"\1", text)
     return EMPHASIS.sub(r"\2", text)
@@ -202,7 +204,10 @@ def write_acceptability_task(
     chance = random.Random(seed)
     chance.shuffle(sentences)
     fits = min(1.0, len(sentences) / sum(sizes))
-    written = {split: int(size * fits) // 2 * 2 for split, size in zip(("train", "dev"), sizes, strict=True)}
+    written = {}
+    for split, size in zip(("train", "dev"), sizes, strict=True):
+        per_label = int(size * fits) // 2
+        written[split] = 2 * per_label
     with atomic_folder(Path(folder)) as unfinished:
         for split, size in written.items():
             chosen = sentences[:size]
@@ -242,7 +247,9 @@ def shuffle_words(sentence: str, chance: random.Random) -> str:
     for _ in range(TRIES):
         shuffled = chance.sample(words, len(words))
         if shuffled != words and shuffled[-1][-1] not in ",;:":  # ",." at the end would give the answer away
-            return shuffled[0][0].upper() + " ".join(shuffled)[1:] + sentence[len(bare) :]
+            text = " ".join(shuffled)
+            final_mark = sentence[len(bare) :]
+            return text[0].upper() + text[1:] + final_mark
     raise UserError(f"the words of {sentence!r} cannot be shuffled: no other order was found in {TRIES} tries")
 
 
@@ -265,8 +272,10 @@ def _has_balanced_marks(word: str) -> bool:
 
     Shuffling would separate unbalanced ones from their counterparts, which would give the answer away.
     """
-    in_single_quotes = word.startswith("'") == word.rstrip(",;:").endswith("'")
-    return in_single_quotes and word.count('"') % 2 == 0 and all(word.count(a) == word.count(b) for a, b in BRACKETS)
+    single_quotes_match = word.startswith("'") == word.rstrip(",;:").endswith("'")
+    double_quotes_match = word.count('"') % 2 == 0
+    brackets_match = all(word.count(opening) == word.count(closing) for opening, closing in BRACKETS)
+    return single_quotes_match and double_quotes_match and brackets_match
 
 
 if __name__ == "__main__":

@@ -136,7 +136,10 @@ class Training(TrainingLoop):
 
     def is_due(self) -> bool:
         """Return whether to validate and save after this update."""
-        return self.updates == self.job.updates or self.updates % max(1, self.job.updates // self.validations) == 0
+        if self.updates == self.job.updates:
+            return True
+        interval = max(1, self.job.updates // self.validations)
+        return self.updates % interval == 0
 
     def update(self) -> int:
         """Train on one batch and return its number of tokens."""
@@ -158,7 +161,8 @@ class Training(TrainingLoop):
     def mark_diverged(self) -> None:
         """End a run that has diverged, with NaN metrics at the last point of its curve."""
         self.updates = self.job.updates
-        point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
+        point = dict.fromkeys(self.curve, math.nan)
+        point |= {"updates": self.updates, "seconds": sum(self.seconds)}
         for name, value in point.items():
             self.curve[name].append(value)
 

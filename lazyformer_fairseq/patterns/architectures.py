@@ -42,7 +42,8 @@ class Architecture:
 
     def options(self) -> dict[str, Union[str, int, float]]:
         """Return the row's model options by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_OPTIONS}
+        names = [field.name for field in fields(self) if field.name not in _NOT_OPTIONS]
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -297,7 +298,8 @@ _NAMED = {
 
 def _with_tiny_twins(rows: dict[str, Row], **sizes: Any) -> dict[str, Row]:
     sizes |= {"parameters_in_millions": None, "source": "for tests"}
-    return rows | {_twin(name): _tiny(row, **sizes) for name, row in rows.items()}
+    twins = {_twin(name): _tiny(row, **sizes) for name, row in rows.items()}
+    return rows | twins
 
 
 def _tiny(row: Row, **sizes: Any) -> Row:

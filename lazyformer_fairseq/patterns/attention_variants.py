@@ -500,7 +500,8 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
     chosen = chosen_variants(values)
     for setting in SETTINGS:
         needed = [row for row in ATTENTION_VARIANTS if setting in row.settings]
-        if values[setting.name] != setting.default and not any(row in chosen for row in needed):
+        is_set = values[setting.name] != setting.default
+        if is_set and not any(row in chosen for row in needed):
             names = " or ".join(row.name for row in needed)
             return setting.name, f"{setting.name} needs {names}, as in s[{needed[0].name}=...,{setting.name}=...]"
     return next(_conflicts(chosen, values, causal), None)
@@ -541,7 +542,8 @@ def why_no_memory(values: Mapping[str, Value]) -> str:
 
 def projected(values: Mapping[str, Value]) -> frozenset[str]:
     """Return which of :data:`QUERIES` and :data:`KEYS` an ``s`` with these settings projects."""
-    return frozenset({QUERIES, KEYS}).intersection(*(row.projects(values) for row in chosen_variants(values)))
+    by_variant = [row.projects(values) for row in chosen_variants(values)]
+    return frozenset({QUERIES, KEYS}).intersection(*by_variant)
 
 
 def has_positions(values: Mapping[str, Value]) -> bool:

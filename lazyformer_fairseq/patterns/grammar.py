@@ -266,8 +266,9 @@ class _Parser:
         if self.pattern[end : end + 1] != "[":
             return PlannedSublayer(kind), end
         given, end = self.settings(kind, end)
-        in_order = [(setting.name, given[setting.name]) for setting in kind.settings if setting.name in given]
-        sublayer = PlannedSublayer(kind, tuple(in_order))
+        names = [setting.name for setting in kind.settings if setting.name in given]
+        in_order = tuple((name, given[name]) for name in names)
+        sublayer = PlannedSublayer(kind, in_order)
         self.check(sublayer, position)
         return sublayer, end
 
@@ -294,7 +295,8 @@ class _Parser:
             found[name] = value
             start += len(part) + 1
         defaults = {setting.name: setting.default for setting in kind.settings}
-        return {name: value for name, value in found.items() if value != defaults[name]}, closed_at + 1
+        changed = {name: value for name, value in found.items() if value != defaults[name]}
+        return changed, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
         """Parse one ``name=value``, or the ``name`` of a switch, starting at position `at`."""
@@ -345,7 +347,8 @@ class _Parser:
         else:
             first = max(0, min(position - LINE // 2, len(self.pattern) - LINE))
         part = self.pattern[first : first + LINE]
-        before, after = ("..." if cut else "" for cut in (first, first + LINE < len(self.pattern)))
+        before = "..." if first > 0 else ""
+        after = "..." if first + LINE < len(self.pattern) else ""
         shown = f"{before}{part}{after}"
         caret = " " * (len(before) + position - first)
         raise UserError(f"sublayer pattern {shown!r}, character {position + 1}: {why}\n  {shown}\n  {caret}^")

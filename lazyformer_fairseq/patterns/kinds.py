@@ -133,7 +133,8 @@ def register(kind: Kind) -> Kind:
     Raises:
         ValueError: If the letter or name is already taken, or the letter already has a meaning in patterns.
     """
-    if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
+    has_meaning = kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit()
+    if len(kind.letter) != 1 or has_meaning:
         raise ValueError(
             f"a kind cannot have the letter {kind.letter!r}: it must be a single character without another meaning in "
             "patterns"
@@ -164,12 +165,15 @@ def _import_others() -> list[UserError]:
     global _mistakes  # noqa: PLW0603 - imported once per process
     if _mistakes is None:
         _mistakes = []  # set first, because the imported modules may call `kinds` themselves
-        modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
-        places = {f"{VARIABLE}={module}": module for module in modules}
+        listed = [module.strip() for module in os.environ.get(VARIABLE, "").split(",")]
+        places = {f"{VARIABLE}={module}": module for module in listed if module}
         for point in metadata.entry_points(group=ENTRY_POINTS):
             package = point.dist.name if point.dist else "an unknown package"
             places[f"entry point {point.name} = {point.value} of {package}"] = point.module
-        _mistakes += filter(None, (_import_kinds(place, module) for place, module in places.items()))
+        for place, module in places.items():
+            mistake = _import_kinds(place, module)
+            if mistake is not None:
+                _mistakes.append(mistake)
     return _mistakes
 
 
@@ -196,7 +200,10 @@ def _one_line(error: Exception) -> str:
 
 def find_kind(text: str) -> Optional[Kind]:
     """Return the row with this letter or name, or None if there is none."""
-    return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
+    for kind in kinds():
+        if text in (kind.letter, kind.name):
+            return kind
+    return None
 
 
 def row_of_letter(letter: str) -> Kind:
@@ -222,9 +229,11 @@ def describe_letters() -> str:
 
 
 def _check_experts(values: Mapping[str, Value], _causal: Optional[bool]) -> Optional[tuple[str, str]]:
-    given = next((name for name, default in (("top", 2), ("capacity", 1.25)) if values[name] != default), "")
-    if given and not values["experts"]:
-        return given, f"{given} needs experts, as in f[experts=8,{given}=...]"
+    if values["experts"]:
+        return None
+    for name, default in (("top", 2), ("capacity", 1.25)):
+        if values[name] != default:
+            return name, f"{name} needs experts, as in f[experts=8,{name}=...]"
     return None
 
 

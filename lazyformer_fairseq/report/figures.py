@@ -25,8 +25,9 @@ Style = Mapping[str, Any]  # matplotlib keyword arguments
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Assign a color and a marker to each name, as matplotlib keyword arguments; the first 42 pairs are distinct."""
-    pairs = zip(itertools.cycle(COLORS), itertools.cycle(MARKS), strict=False)
-    return {name: {"color": color, "marker": mark} for name, (color, mark) in zip(names, pairs, strict=False)}
+    colors = itertools.cycle(COLORS)
+    marks = itertools.cycle(MARKS)
+    return {name: {"color": color, "marker": mark} for name, color, mark in zip(names, colors, marks, strict=False)}
 
 
 @contextmanager
@@ -72,7 +73,11 @@ def picture(
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
     """Create a legend handle for each name; `more` is passed to all of them, such as ``linestyle=""``."""
-    return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
+    found = []
+    for name, style in style_of.items():
+        combined = {**style, **more}
+        found.append(Line2D([], [], label=name, **combined))
+    return found
 
 
 def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) -> None:
@@ -92,8 +97,9 @@ def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) 
         alpha=0.18,
         linewidth=0,
     )
+    median = np.median(values, axis=0)
     every = max(1, len(x) // MARKERS_PER_LINE)
-    axis.plot(x, np.median(values, axis=0), linewidth=1.4, markersize=4, markevery=every, **style)
+    axis.plot(x, median, linewidth=1.4, markersize=4, markevery=every, **style)
 
 
 def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
@@ -129,7 +135,8 @@ def label_cost(axis: Axes, cost: str) -> None:
         elif seconds > 360:
             unit = "minutes"
         scale = SECONDS_OF[unit] / SECONDS_OF[cost]
-        ticks = np.asarray(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most / scale))
+        locator = MaxNLocator(7, steps=[1, 2, 5, 10])
+        ticks = np.asarray(locator.tick_values(0, most / scale))
         axis.set_xticks(ticks * scale, [f"{tick:g}" for tick in ticks])
         axis.set_xlim(0, most)
         label = label.replace(cost, unit)

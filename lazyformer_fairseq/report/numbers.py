@@ -48,7 +48,10 @@ def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
     Args:
         timings: results of :func:`spread`, by the name of the timing.
     """
-    widths = {name: (of["high"] - of["low"]) / of["median"] for name, of in timings.items() if "low" in of}
+    widths = {}
+    for name, of in timings.items():
+        if "low" in of:
+            widths[name] = (of["high"] - of["low"]) / of["median"]
     noisy = [name for name, width in widths.items() if width > WIDE]
     if not noisy:
         return []
@@ -80,7 +83,8 @@ def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
     error = float(stats.sem(values))
     if error == 0:
         return middle, middle  # scipy would return NaN
-    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
+    degrees_of_freedom = len(values) - 1
+    low, high = stats.t.interval(CONFIDENCE, degrees_of_freedom, loc=middle, scale=error)
     return float(low), float(high)
 
 

@@ -25,7 +25,8 @@ class Table:
     def printed(self, style: str = "github") -> str:
         """Format the table in one of tabulate's formats, such as `github` or, for the terminal, `simple`."""
         first = next(iter(self.rows[0]))
-        align = ["left" if header in (first, *self.left) else "right" for header in self.rows[0]]
+        left = (first, *self.left)
+        align = ["left" if header in left else "right" for header in self.rows[0]]
         return tabulate(self.rows, "keys", tablefmt=style, disable_numparse=True, colalign=align)
 
 

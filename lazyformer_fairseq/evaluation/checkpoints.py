@@ -33,7 +33,8 @@ def load(path: Path) -> dict[str, Any]:
         state = read_exported(path)
     else:
         state = checkpoint_file.load(path)
-    if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in ("cfg", "model")):
+    has_parts = isinstance(state, dict) and all(isinstance(state.get(part), dict) for part in ("cfg", "model"))
+    if not has_parts:
         raise UserError(f"{path}: not a checkpoint from this package, because it has no settings and weights")
     return state
 
@@ -79,7 +80,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
     except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise UserError(f"{path}: truncated, damaged or not a safetensors file ({error})") from None
-    weights |= {name: weights[kept] for name, kept in metadata.items() if name not in weights and kept in weights}
+    tied = {name: kept for name, kept in metadata.items() if name not in weights and kept in weights}
+    weights |= {name: weights[kept] for name, kept in tied.items()}
     return weights, metadata
 
 

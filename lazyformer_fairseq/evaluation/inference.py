@@ -167,7 +167,8 @@ class TrainedModel(nn.Module):
 
     def longest_of(self, head: str) -> int:
         """Return a head's maximum input length in tokens: its training length, limited by the model's positions."""
-        return min(self.model.max_positions(), self.tasks[head].longest or self.model.max_positions())
+        positions = self.model.max_positions()
+        return min(positions, self.tasks[head].longest or positions)
 
     @torch.no_grad()
     def predict_rows(
@@ -192,10 +193,12 @@ class TrainedModel(nn.Module):
                 parts = (" ".join(words_of(parts[0])),)
             rows.append(parts)
         inputs, is_cut = self._inputs(rows, self.longest_of(name))
-        filled = [number for number, ids in enumerate(inputs) if not lacks_text(ids, self.tokenizer.special.eos)]
+        eos = self.tokenizer.special.eos
+        filled = [number for number, ids in enumerate(inputs) if not lacks_text(ids, eos)]
         answers = [Prediction(None, None, {})] * len(inputs)
         if task.tags_words:
-            found = self._tags([(inputs[number], *rows[number]) for number in filled], name, max_tokens)
+            sentences = [(inputs[number], *rows[number]) for number in filled]
+            found = self._tags(sentences, name, max_tokens)
         else:
             found = self._answers([inputs[number] for number in filled], name, max_tokens)
         for number, answer in zip(filled, found, strict=True):
@@ -234,6 +237,7 @@ class TrainedModel(nn.Module):
 
     def _tags(self, sentences: Sequence[tuple[np.ndarray, str]], name: str, max_tokens: int) -> list[Prediction]:
         """Tag the words in sentences, which are pairs of token ids and text."""
+        labels = self.tasks[name].labels
         answers = [Prediction(None, None, {})] * len(sentences)
         dataset = self._unlabelled([ids for ids, _ in sentences])
         for index, logits in logits_of(self.model, name, dataset, max_tokens):
@@ -243,7 +247,7 @@ class TrainedModel(nn.Module):
                 cut_words = 0
                 for place in first_tokens(self.tokenizer, words_of(text)):
                     if place < len(ids) - 1:
-                        tags.append(self.tasks[name].labels[logits_TL[place].argmax()])
+                        tags.append(labels[logits_TL[place].argmax()])
                     else:
                         tags.append(OUTSIDE)
                         cut_words += 1
@@ -268,7 +272,8 @@ class TrainedModel(nn.Module):
             last = self.model.classification_heads[head].out_proj
             weights = {"weight": last.weight * self.tasks[head].standard[1]}
             last.load_state_dict({**weights, "bias": self._in_unit_of_files(head, last.bias)})
-            self.tasks = {**self.tasks, head: replace(self.tasks[head], standard=(0.0, 1.0))}
+            folded = replace(self.tasks[head], standard=(0.0, 1.0))
+            self.tasks = {**self.tasks, head: folded}
 
     @property
     def _dataset_options(self) -> dict[str, Any]:
@@ -328,12 +333,14 @@ class TrainedModel(nn.Module):
                 f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur exactly once"
             )
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
-        probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
+        count = min(topk, logits.size(-1))
+        probabilities, words = logits.softmax(dim=-1)[0].topk(count)
         decode = self.tokenizer.decode
-        return [
-            Filling(decode(torch.where(at_mask, word, ids).tolist()), probability, decode([word]))
-            for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True)
-        ]
+        fillings = []
+        for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True):
+            filled_ids = torch.where(at_mask, word, ids)
+            fillings.append(Filling(decode(filled_ids.tolist()), probability, decode([word])))
+        return fillings
 
     def answer(
         self,
@@ -446,10 +453,12 @@ def logits_of(
         name: the label of the progress bar; None shows no bar.
     """
     device = next(model.parameters()).device
-    batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
+    longest = int(dataset.sizes.max())
+    batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, longest))
     with Progress(total=len(dataset), desc=name, unit=" rows", delay=2, disable=not name, leave=False) as progress:
         for batch in batches:
             sample = dataset.collater([dataset[index] for index in batch])
             inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample["net_input"])
-            yield sample["id"].numpy(), model(**inputs, classification_head_name=head)[0].float().cpu().numpy()
+            logits = model(**inputs, classification_head_name=head)[0]
+            yield sample["id"].numpy(), logits.float().cpu().numpy()
             progress.update(len(batch))

@@ -170,7 +170,8 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
         cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
         raise UserError(f"{not_ours}, or from a later version: {error}") from error
-    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+    has_tensors = isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())
+    if not has_tensors:
         raise UserError(f"{not_ours}: its weights are not tensors")
     try:
         # Compare shapes on the meta device first: a few bytes of settings can require more memory than is available.

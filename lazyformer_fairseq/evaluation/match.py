@@ -49,7 +49,9 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, but this run's has "
             f"{own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
-    if not torch.equal(loaded.get("dictionary_sha256", ours := own["dictionary_sha256"]).to(ours.device), ours):
+    own_hash = own["dictionary_sha256"]
+    loaded_hash = loaded.get("dictionary_sha256", own_hash)
+    if not torch.equal(loaded_hash.to(own_hash.device), own_hash):
         raise UserError(
             "the checkpoint was trained with a different dictionary of the same size, which has different symbols or a "
             "different order; use the tokenizer and data that the checkpoint was trained with"
@@ -58,18 +60,20 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
     for name, weight in own.items():
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
-        if (there := tuple(loaded[name].shape)) != tuple(weight.shape):
+        found = loaded[name]
+        shape = tuple(found.shape)
+        own_shape = tuple(weight.shape)
+        if shape != own_shape:
+            raise UserError(f"the checkpoint's {name} has the shape {shape}, but the model's has {own_shape}; {advice}")
+        if found.is_floating_point() != weight.is_floating_point():
             raise UserError(
-                f"the checkpoint's {name} has the shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
-            )
-        if loaded[name].is_floating_point() != weight.is_floating_point():
-            raise UserError(
-                f"the checkpoint's {name} is {loaded[name].dtype}, but the model's is {weight.dtype}; use the "
+                f"the checkpoint's {name} is {found.dtype}, but the model's is {weight.dtype}; use the "
                 "checkpoint from before it was converted"
             )
-        if loaded[name].untyped_storage().nbytes() < loaded[name].numel() * loaded[name].element_size():
+        stored_bytes = found.untyped_storage().nbytes()
+        if stored_bytes < found.numel() * found.element_size():
             raise UserError(f"the checkpoint's {name} claims to be larger than the file; do not use this checkpoint")
-        if not loaded[name].isfinite().all():
+        if not found.isfinite().all():
             raise UserError(f"the checkpoint's {name} contains NaN or Inf; use an older checkpoint")
     if lacking := [name for name in loaded if name not in own]:
         raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
@@ -137,8 +141,9 @@ def match_positions(
     if found > positions:
         raise UserError(f"{differ}; use {remedy} (inputs may be shorter)")
     for each in sorted(own.keys() & state_dict.keys() - {name}):
-        sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
-        if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
+        sizes = zip(state_dict[each].shape, own[each].shape, strict=False)
+        differing = {(size, own_size) for size, own_size in sizes if size != own_size}
+        if differing == {(found, positions)}:
             raise UserError(f"{differ}, and {each} depends on this number and cannot be extended; use {remedy}")
     if not copies:
         raise UserError(f"{differ}; pass --copy-positions to repeat these {found}, or {remedy}")

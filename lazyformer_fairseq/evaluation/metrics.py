@@ -12,8 +12,9 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 def _correlation(function: Callable) -> Metric:
     def value(predictions: np.ndarray, targets: np.ndarray) -> float:
-        if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
-            return 0.0
+        for values in (predictions, targets):
+            if len(values) < 2 or (values == values[0]).all():
+                return 0.0
         with warnings.catch_warnings():
             # Predictions may differ only in their last digits, as at the start of training.
             warnings.simplefilter("ignore", stats.NearConstantInputWarning)

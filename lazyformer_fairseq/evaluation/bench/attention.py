@@ -80,10 +80,15 @@ def _sublayers(
     heads: tuple[int, int],
     settings: AttentionSettings,
 ) -> Callable[[], object]:
-    width = heads[0] * heads[1]
+    num_heads, head_dim = heads
+    width = num_heads * head_dim
     how = {"max_positions": time, "relative_position_buckets": 0, "attention_backend": back_end}
-    encoder = Encoder(pattern, None, width, width, heads[0], **how).to(settings.device, PRECISIONS[settings.precision])
-    x_BTC = torch.randn(max(1, settings.tokens // time), time, width).to(next(encoder.parameters())).requires_grad_()
+    encoder = Encoder(pattern, None, width, width, num_heads, **how)
+    encoder = encoder.to(settings.device, PRECISIONS[settings.precision])
+
+    batch = max(1, settings.tokens // time)
+    weight = next(encoder.parameters())
+    x_BTC = torch.randn(batch, time, width).to(weight).requires_grad_()
     gradient_BTC = torch.randn_like(x_BTC)
     leaves = [x_BTC, *encoder.parameters()]
     return lambda: torch.autograd.grad(encoder(x_BTC)[0], leaves, gradient_BTC, allow_unused=True)

@@ -210,7 +210,8 @@ class OnBackEnd:
         memory = None
         if self.model.memory:
             memory = StreamMemory()
-            memory.states = [weight.new_zeros(batch, self.model.memory, network.embed_dim)] * len(network.plan)
+            state_BMC = weight.new_zeros(batch, self.model.memory, network.embed_dim)
+            memory.states = [state_BMC] * len(network.plan)
         used = set()
         with torch.set_grad_enabled(training):
             shared = network.context(x_BTC, self.model.memory)
@@ -232,7 +233,8 @@ class OnBackEnd:
             training: whether to include a backward pass.
             predicted: the number of tokens per sequence to compute logits for; None for all.
         """
-        forward = count_flops(self.model.pattern, self.model.sizes, time, self.model.memory, batch, predicted)
+        model = self.model
+        forward = count_flops(model.pattern, model.sizes, time, model.memory, batch, predicted)
         if training:
             return 3 * forward
         return forward

@@ -52,7 +52,11 @@ def page(results: Mapping[str, Any]) -> list[Block]:
 
 def _baselines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the baselines that at least one model was compared with."""
-    return [name for name in models.BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
+    compared_with: set[str] = set()
+    for cell in cells:
+        for row in cell["rows"]:
+            compared_with.update(row["against"])
+    return [name for name in models.BASELINES if name in compared_with]
 
 
 def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
@@ -63,9 +67,10 @@ def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
     )
     speedups = {f"x {name}": name for name in _baselines([cell])}
     if cell["rows"]:
-        rows = [
-            _cells(row) | {header: _speedup(row, name) for header, name in speedups.items()} for row in cell["rows"]
-        ]
+        rows = []
+        for row in cell["rows"]:
+            of_row = {header: _speedup(row, name) for header, name in speedups.items()}
+            rows.append(_cells(row) | of_row)
         yield Table("", rows, left=("back end", *speedups))
     if cell["left_out"]:
         yield "\n".join(f"skipped: {name} ({reason})" for name, reason in cell["left_out"].items())
@@ -138,18 +143,21 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
     """
     names = _baselines(measured)
     lengths = sorted({cell["time"] for cell in measured})
-    style_of = styles(dict.fromkeys(label for name in names for label in _lines(measured, name)))
+    labels = [label for name in names for label in _lines(measured, name)]
+    style_of = styles(dict.fromkeys(labels))
     panels = {"panel": (4.6, 4.4), "sharex": True, "sharey": True, "title": title, "legend": handles(style_of)}
     with picture(path, columns=len(names), **panels) as (axes,):
         for name, axis in zip(names, axes, strict=True):
             for label, points in _lines(measured, name).items():
                 style = style_of[label]
-                times, beside = zip(*points, strict=True)
-                axis.plot(times, [one["limit"] for one in beside], color=style["color"], alpha=0.5, linewidth=0.8)
-                for time, one in points:
-                    if "low" in one:
-                        axis.vlines(time, one["low"], one["high"], color=style["color"], alpha=0.6)
-                axis.plot(times, [one["speedup"] for one in beside], markersize=5, label=label, **style)
+                times, comparisons = zip(*points, strict=True)
+                limits = [comparison["limit"] for comparison in comparisons]
+                speedups = [comparison["speedup"] for comparison in comparisons]
+                axis.plot(times, limits, color=style["color"], alpha=0.5, linewidth=0.8)
+                for time, comparison in points:
+                    if "low" in comparison:
+                        axis.vlines(time, comparison["low"], comparison["high"], color=style["color"], alpha=0.6)
+                axis.plot(times, speedups, markersize=5, label=label, **style)
             axis.axhline(1, color="0.4", linewidth=0.8)
             axis.set_title(f"against {name}", fontsize=10)
             axis.set_xscale("log", base=2)
@@ -162,13 +170,17 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
         axes[0].set_ylabel("speed-up over the baseline\n(thin lines: limit set by FLOPs)")
 
 
-def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return pairs (n, comparison) for all models except the baselines, by model, back end and bias."""
-    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+_Points = list[tuple[int, Mapping[str, Any]]]  # pairs (n, comparison with a baseline)
+
+
+def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, _Points]:
+    """Return the points of all models except the baselines, by model, back end and bias."""
+    found: dict[str, _Points] = {}
     for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:
             if row["baseline"] is None and baseline in row["against"]:
                 bias = f"{row['buckets']} buckets" if row["buckets"] else "no bias"
-                points = found.setdefault(f"{row['model']}, {row['back_end']}, {bias}", [])
-                points.append((cell["time"], row["against"][baseline]))
+                label = f"{row['model']}, {row['back_end']}, {bias}"
+                point = (cell["time"], row["against"][baseline])
+                found.setdefault(label, []).append(point)
     return found

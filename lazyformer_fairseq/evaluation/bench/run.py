@@ -206,8 +206,10 @@ class Update:
     def held_bytes(self) -> int:
         """Return the size in bytes of the weights and everything that the optimizer keeps between updates."""
         kept = {id(tensor): tensor for tensor in [*self.weights, *self.masters]}
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        return bytes_of([*kept.values(), *(value for value in states if isinstance(value, Tensor))])
+        held = list(kept.values())
+        for state in self.optimizer.state.values():
+            held += [value for value in state.values() if isinstance(value, Tensor)]
+        return bytes_of(held)
 
 
 def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callable[[], None]:
@@ -278,10 +280,11 @@ def describe(
     if cell.workload == "training":
         predicted = models.predicted_words(cell.time)
     flops = each.count_flops(cell.batch, cell.time, trains, predicted)
+    sizes = each.model.sizes
     return {
         "model": each.called,
         "pattern": each.model.pattern,
-        "sizes": [each.model.sizes.ffn_embed_dim, each.model.sizes.embed_dim, each.model.sizes.num_heads],
+        "sizes": [sizes.ffn_embed_dim, sizes.embed_dim, sizes.num_heads],
         "back_end": each.back_end,
         "back_ends_used": each.back_ends_used(cell.batch, cell.time, trains),
         "buckets": each.buckets,

@@ -139,7 +139,8 @@ class BenchSettings:
         """The options of all encoders to measure, by name."""
         named = {name: ARCHITECTURES[name].options() for name in self.archs if name in ARCHITECTURES}
         sizes = {**ARCHITECTURES[self.baseline_arch].options(), "attention_dropout": 0.0}
-        return named | {name: {**sizes, "sublayer_pattern": pattern} for name, pattern in self.patterns.items()}
+        by_pattern = {name: {**sizes, "sublayer_pattern": pattern} for name, pattern in self.patterns.items()}
+        return named | by_pattern
 
     @property
     def causal_archs(self) -> tuple[str, ...]:

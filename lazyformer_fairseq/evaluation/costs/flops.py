@@ -209,8 +209,11 @@ class _Pass:
         reads = planned.kind.reads
         if not reads:
             return self.run(self.build(planned), {})[1]
-        producer = planned.producer or next(PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on)
-        return self.run(self.build(replace(planned, producer=producer)), self.handed_on(producer, reads))[1]
+        producer = planned.producer
+        if producer is None:
+            producer = next(PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on)
+        sublayer = self.build(replace(planned, producer=producer))
+        return self.run(sublayer, self.handed_on(producer, reads))[1]
 
     def build(self, planned: PlannedSublayer) -> nn.Module:
         options = _options(self.sizes, self.x_BTC.size(1))
@@ -222,7 +225,8 @@ class _Pass:
         below: SharedState = {}
         if producer.producer and producer.kind.reads:
             below = self.handed_on(producer.producer, producer.kind.reads)
-        return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
+        sublayer = self.build(replace(producer, consumers=(what,)))
+        return self.run(sublayer, below)[0]
 
     def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
         """Return the state that a sublayer passes on, and its FLOPs by operator."""
@@ -245,7 +249,8 @@ class _SkipInit(TorchFunctionMode):
         kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in (Tensor.normal_, Tensor.uniform_) or getattr(function, "__module__", "") == nn.init.__name__:
+        is_from_init = getattr(function, "__module__", "") == nn.init.__name__
+        if is_from_init or function in (Tensor.normal_, Tensor.uniform_):
             if args:
                 return args[0]
             return kwargs["tensor"]
@@ -301,11 +306,12 @@ def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> _Parameters:
             sublayer = ResidualSublayer(inner, sizes.embed_dim, norm=norm)
     shared = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(shared.values())
+    linears = [each for each in sublayer.modules() if isinstance(each, Linear)]
     experts = nn.ModuleList(each.experts for each in sublayer.modules() if isinstance(each, Experts))
     return _Parameters(
         own=_count_numbers(own),
         shared={name: weight.numel() for name, weight in shared.items()},
-        matrices=sum(each.weight.numel() for each in sublayer.modules() if isinstance(each, Linear)),
+        matrices=sum(each.weight.numel() for each in linears),
         experts=_count_numbers(experts.parameters()),
     )
 
@@ -425,7 +431,8 @@ class _Counter(TorchDispatchMode):
 
 def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa: PLR0911
     """Return the shape of a common operator's fp32 output; None for other operators, which are left to torch."""
-    tensors = [each for each in (args[0] if operator is aten.cat.default else args) if isinstance(each, Tensor)]
+    operands = args[0] if operator is aten.cat.default else args
+    tensors = [each for each in operands if isinstance(each, Tensor)]
     if any(each.dtype != torch.float32 for each in tensors):
         return None
     if operator in (aten.mm.default, aten.bmm.default, aten.addmm.default):
@@ -435,9 +442,12 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa:
     if operator is aten.glu.default:
         *before, last = tensors[0].shape  # sublayers use it only along the last dimension
         return *before, last // 2
-    if operator is aten.convolution.default and tuple(args[3]) == tuple(args[5]) == (1,):  # stride and dilation
-        (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])
-        return batch, channels, time + 2 * args[4][0] - width + 1
+    if operator is aten.convolution.default:
+        stride, padding, dilation = args[3:6]
+        if tuple(stride) == tuple(dilation) == (1,):
+            batch, _, time = tensors[0].shape
+            channels, _, width = tensors[1].shape
+            return batch, channels, time + 2 * padding[0] - width + 1
     if operator is aten.cat.default:
         dim = args[1] if len(args) > 1 else 0
         shape = list(tensors[0].shape)

@@ -248,9 +248,9 @@ def peak_memory(call: Callable[[], object], device: torch.device | str) -> int:
         if was_enabled:
             gc.enable()
     assert recorded.profiler is not None
-    events = recorded.profiler.kineto_results.events()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = highest = 0
-    for _, taken in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+    for _, taken in sorted((event.start_ns(), event.nbytes()) for event in events):
         held += taken
         highest = max(highest, held)
     return highest
@@ -293,7 +293,8 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
     def score() -> object:
         return model(tokens_BT, memory=memory, target=targets_BT)
 
-    for _ in range(-(-mem_len // tokens_BT.size(1))):
+    segments = -(-mem_len // tokens_BT.size(1))  # rounded up
+    for _ in range(segments):
         score()
     return score
 
@@ -316,15 +317,18 @@ def measure_sublayers(
     """
     weight = next(network.parameters())
     like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-    x, x_memory = (torch.randn(1, length, network.embed_dim, **like) for length in (time, memory))
+    x = torch.randn(1, time, network.embed_dim, **like)
+    x_memory = torch.randn(1, memory, network.embed_dim, **like)
     keys = memory + time
-    uniform = StoredDistribution(torch.full((1, network.num_heads, time, keys), 1 / keys, **like))
-    q, k, v = (
-        torch.randn(1, network.num_heads, length, network.embed_dim // network.num_heads, **like)
-        for length in (time, keys, keys)
-    )
+    heads = network.num_heads
+    head_dim = network.embed_dim // heads
+    uniform = StoredDistribution(torch.full((1, heads, time, keys), 1 / keys, **like))
+    q, k, v = (torch.randn(1, heads, length, head_dim, **like) for length in (time, keys, keys))
     with torch.inference_mode():
-        measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
+        measured = {}
+        for name, planned in sublayers.items():
+            sublayer = network.build_sublayer(planned)
+            measured[name] = sublayer.to(**like).eval()
         # The context depends on the sublayers: without attention, the network computes neither bias nor positions.
         own = network.sublayers
         network.sublayers = cast(Sequence[nn.Module], nn.ModuleList(measured.values()))
@@ -332,9 +336,11 @@ def measure_sublayers(
             shared = network.context(x, memory)
         finally:
             network.sublayers = own
-        below = {DISTRIBUTION: uniform, KEYS_AND_VALUES: Attention(x, with_memory(x_memory, x), q, k, v, shared.scores)}
+        attention = Attention(x, with_memory(x_memory, x), q, k, v, shared.scores)
+        below = {DISTRIBUTION: uniform, KEYS_AND_VALUES: attention}
 
         def call_of(sublayer: nn.Module) -> Callable[[], object]:
             return lambda: sublayer(x, below, shared, x_memory if memory else None)
 
-        return measure({name: call_of(each) for name, each in measured.items()}, device=weight.device, **how)
+        calls = {name: call_of(each) for name, each in measured.items()}
+        return measure(calls, device=weight.device, **how)

@@ -103,16 +103,19 @@ def plan(archs: tuple[str, ...], asked: Planning) -> None:
     plans = []
     size = None
     if asked.data:
-        files = [path for folder in asked.data.split(":") for path in Path(folder).rglob("*")]
+        folders = asked.data.split(":")
+        files = [path for folder in folders for path in Path(folder).rglob("*")]
         size = sum(path.stat().st_size for path in files if path.is_file())
     for arch in archs:
         found = job_of_yaml(find_config(arch)) if arch.endswith(".yaml") else job_of_arch(arch)
         known = asked.data and vocabulary_of(asked.data, found.is_causal)
         job = replace(found, vocab_size=known or found.vocab_size, **given)
-        plans.append(make_plan(job, place, asked.attention_backend or job.attention_backend, asked.teraflops, size))
+        back_end = asked.attention_backend or job.attention_backend
+        plans.append(make_plan(job, place, back_end, asked.teraflops, size))
     if asked.json:
         numbers = [as_json(made) for made in plans]
-        click.echo(json.dumps(numbers if len(numbers) > 1 else numbers[0], indent=2))
+        shown = numbers if len(numbers) > 1 else numbers[0]
+        click.echo(json.dumps(shown, indent=2))
     elif len(plans) > 1:
         click.echo(as_table(plans))
     else:

@@ -154,7 +154,8 @@ def possible_back_ends(job: Job, device: str) -> list[str]:
     """
     added: dict[str, Any] = {"dropout": job.config.attention_dropout}
     if job.is_causal and job.config.same_length:
-        added["mask"] = AttentionMask(((job.sizes.num_heads, (Band(job.memory_length, 0),)),))
+        bands = (Band(job.memory_length, 0),)
+        added["mask"] = AttentionMask(((job.sizes.num_heads, bands),))
     if job.computed > job.time:  # permuted text has a bias per pair of tokens
         added["has_dense"] = True
     makers = _makers(job)
@@ -273,6 +274,7 @@ def as_text(plan: Plan) -> str:
     constant = {"weights": held.weights, gradients: held.gradients, "optimizer": held.optimizer}
     if held.carried:
         constant["stream memory"] = held.carried
+    constant_rows = [{f"memory per {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]
     rows = [
         {
             "back end": found.back_end,
@@ -285,7 +287,7 @@ def as_text(plan: Plan) -> str:
     ]
     blocks = [
         f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}",
-        markdown_table([{f"memory per {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]),
+        markdown_table(constant_rows),
         markdown_table(rows),
         *_sentences(plan),
     ]

@@ -99,7 +99,8 @@ class Job:
     def sizes(self) -> Sizes:
         """The model's sizes, for counting costs."""
         options = vars(self.config)
-        return sizes_of(options | {"max_positions": max(options.get("max_positions", 0), self.time)}, self.vocab_size)
+        longest = max(options.get("max_positions", 0), self.time)
+        return sizes_of(options | {"max_positions": longest}, self.vocab_size)
 
     @property
     def memory_length(self) -> int:
@@ -131,11 +132,12 @@ class Job:
 
         Settings in a YAML file take precedence.
         """
-        names = {"save_interval_updates": 0, "keep_interval_updates": -1}
-        every, most = (_number(name, self.checkpoint.get(name, usual)) for name, usual in names.items())
+        every = _number("save_interval_updates", self.checkpoint.get("save_interval_updates", 0))
+        most = _number("keep_interval_updates", self.checkpoint.get("keep_interval_updates", -1))
         if every:
             written = self.max_update // every
-            return 2 + (written if most < 0 else min(most, written))
+            kept = written if most < 0 else min(most, written)
+            return 2 + kept
         lasting = 0
         if not self.is_causal:
             lasting = len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
@@ -298,8 +300,11 @@ def job_of_launch(
         job = job_of_arch(arch)
         switches = {name for name, value in vars(job.config).items() if isinstance(value, bool)}
         may_be_empty = {"sublayer_pattern", "permuted_only", *switches}
-        options = options_by_name(given)
-        job = with_options(job, {name: value for name, value in options.items() if value or name in may_be_empty})
+        options = {}
+        for name, value in options_by_name(given).items():
+            if value or name in may_be_empty:
+                options[name] = value
+        job = with_options(job, options)
     if vocab_size := vocabulary_of(data, job.is_causal):
         job = replace(job, vocab_size=vocab_size)
     if per_update is not None:

@@ -111,7 +111,8 @@ def run(
     refuse_missing_trackers(report_to)
     row = find_task(given["task"])
     for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported immediately
-        if not (folder / row.data_file).is_file() and not any(folder.glob(f"shard*/{row.data_file}")):
+        has_data = (folder / row.data_file).is_file() or any(folder.glob(f"shard*/{row.data_file}"))
+        if not has_data:
             raise UserError(f"{folder / row.data_file}: no such file; specify a folder written by `{row.prepared_by}`")
     if presets not in (None, *row.presets):
         raise UserError(

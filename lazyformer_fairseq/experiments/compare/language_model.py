@@ -117,11 +117,15 @@ class LanguageModel(ComparedTask):
         train = open_tokens(folder / "train")
         valid = open_tokens(folder / "valid")[None].astype(np.int64)
         dictionary = load_dictionary(folder / "dict.txt")
-        logarithms = log_frequencies(count_tokens([train], len(dictionary)), (dictionary.bos(), dictionary.pad()))
-        before = CountModel(ngram(5), len(dictionary), train[:MOST_COUNTED].astype(np.int64))
+        vocab_size = len(dictionary)
+        never_predicted = (dictionary.bos(), dictionary.pad())
+        logarithms = log_frequencies(count_tokens([train], vocab_size), never_predicted)
+        before = CountModel(ngram(5), vocab_size, train[:MOST_COUNTED].astype(np.int64))
+        valid_counts = np.bincount(valid[0], minlength=vocab_size)
+        all_predicted = np.ones(valid.shape, dtype=bool)
         yardsticks = Yardsticks(
-            unigram=unigram_loss_bits(logarithms, np.bincount(valid[0], minlength=len(dictionary))),
-            counts=before.bits(valid, np.ones(valid.shape, dtype=bool), valid[0]),
+            unigram=unigram_loss_bits(logarithms, valid_counts),
+            counts=before.bits(valid, all_predicted, valid[0]),
             context=BEFORE,
         )
         return {
@@ -148,7 +152,8 @@ class LanguageModel(ComparedTask):
         mem_len = self.settings.sizes["mem_len"]
         for name, job in jobs.items():
             model, symbols, _ = load_model(job.folder / CHECKPOINT, data, device, self.settings.precision)
-            costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
+            flops = count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)
+            costs[name] = {"flops": flops}
             streams = make_streams(
                 open_tokens(data / "test"),
                 tgt_len,

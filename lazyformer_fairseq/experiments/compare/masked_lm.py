@@ -115,7 +115,9 @@ class MaskedLM(ComparedTask):
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
         """Return the number of tokens per input that the head predicts at the start of training."""
-        return max(1, round(length * parse_masking_rates(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
+        options = MaskedTextOptions(**self.training_text(spec))
+        first_rate, _ = parse_masking_rates(options.mask_prob)
+        return max(1, round(length * first_rate))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the masked-text options from the recipe and the user."""

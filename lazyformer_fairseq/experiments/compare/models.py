@@ -86,8 +86,11 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
     Raises:
         UserError: a SPEC cannot be parsed, a pattern is invalid, or an arch is unknown.
     """
-    ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
-    found = {name: _read_own(name, spec, task.direction, sizes) for name, spec in ours.items()}
+    found = {}
+    for name, spec in specs.items():
+        prefix = spec.partition(":")[0].strip()
+        if prefix not in EXTERNALS:
+            found[name] = _read_own(name, spec, task.direction, sizes)
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
         if name not in found:
@@ -135,7 +138,8 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
             if value != "own":
                 raise UserError(f"--model {name}={spec}: the only valid value of sizes is own, as in sizes=own")
         elif key == "without":
-            others["without"] = tuple(part.strip().replace("-", "_") for part in value.split(","))
+            left_out = [part.strip() for part in value.split(",")]
+            others["without"] = tuple(part.replace("-", "_") for part in left_out)
         elif key == "lr":
             others["rates"] = tuple(_rate(part, name, spec) for part in value.split(","))
         elif key not in OWN:

@@ -113,7 +113,8 @@ def cost_table(comparison: results.Comparison) -> Table:
             row["latency, ms"] = number(facts["latency_milliseconds"]["median"])
         rows.append(row)
     headers = list(dict.fromkeys(header for row in rows for header in row))
-    return Table("Cost and quality", [{header: row.get(header, NOTHING) for header in headers} for row in rows])
+    complete_rows = [{header: row.get(header, NOTHING) for header in headers} for row in rows]
+    return Table("Cost and quality", complete_rows)
 
 
 def time_table(times: Sequence[results.TimeToTarget]) -> Table:
@@ -152,7 +153,8 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
         return NOTHING
     if ratio.reached == 0:
         return NOT_REACHED
-    middle, low, high = (f"{end:.3f}".replace("inf", "never") for end in (ratio.median, ratio.low, ratio.high))
+    values = (ratio.median, ratio.low, ratio.high)
+    middle, low, high = (f"{value:.3f}".replace("inf", "never") for value in values)
     if len(ratio.by_seed) < 2:
         return middle
     return f"{middle} ({low} to {high})"
@@ -165,7 +167,8 @@ def notes(comparison: results.Comparison) -> Iterator[str]:
     """Yield the notes that are needed to interpret the tables."""
     yield from _of_yardsticks(comparison)
     yield from _budget_notes(comparison)
-    yield from noise_warning({name: of.facts["milliseconds_per_update"] for name, of in comparison.models.items()})
+    timings = {name: model.facts["milliseconds_per_update"] for name, model in comparison.models.items()}
+    yield from noise_warning(timings)
     yield from _of_parameters(comparison)
     yield from _of_rates(comparison)
     facts = comparison.facts
@@ -186,9 +189,13 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
     if found is None:
         return
     yardsticks = Yardsticks(**found)
-    losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
+    losses = {}
+    for name, model in comparison.models.items():
+        finals = model.finals(measure.name)
+        losses[name] = float(np.median(finals))
     if measure.name == "perplexity":
-        yield from yardsticks.warn({name: float(np.log2(loss)) for name, loss in losses.items()})
+        bits = {name: float(np.log2(loss)) for name, loss in losses.items()}
+        yield from yardsticks.warn(bits)
         yield yardsticks.describe(measure.label, np.exp2)
     else:
         yield from yardsticks.warn(losses)
@@ -287,7 +294,8 @@ def draw_curves(
         mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
         legend.append(Line2D([], [], label="end of a shorter run", **mark))
     size = (4.1 + 2 / len(against), 4.2)
-    with picture(path, 1, len(against), size, describe(comparison), legend, sharey=True) as (panels,):
+    title = describe(comparison)
+    with picture(path, columns=len(against), panel=size, title=title, legend=legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *median_curve(models[-1], cost, measure.name), style_of[family])
@@ -312,8 +320,9 @@ def median_curve(model: results.Model, cost: str, measure: str) -> tuple[np.ndar
     last = min(curve["updates"][-1] for curve in curves)
     updates = np.unique(np.concatenate([curve["updates"] for curve in curves]))
     updates = updates[(updates >= first) & (updates <= last)]
-    spent = np.median([np.interp(updates, curve["updates"], curve[cost]) for curve in curves], axis=0)
-    return spent, np.array([np.interp(updates, curve["updates"], curve[measure]) for curve in curves])
+    costs = [np.interp(updates, curve["updates"], curve[cost]) for curve in curves]
+    metrics = [np.interp(updates, curve["updates"], curve[measure]) for curve in curves]
+    return np.median(costs, axis=0), np.array(metrics)
 
 
 def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:

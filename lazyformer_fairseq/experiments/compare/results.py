@@ -183,7 +183,9 @@ def comparison_of(results: Mapping[str, Any]) -> Comparison:
     measure = Measure(**results["measure"])
     models = {}
     for name, facts in results["models"].items():
-        runs = {int(seed): _run(int(seed), run, measure) for seed, run in facts["runs"].items()}
+        runs = {}
+        for seed, run in facts["runs"].items():
+            runs[int(seed)] = _run(int(seed), run, measure)
         if runs:
             models[name] = Model(
                 name=name,
@@ -195,14 +197,17 @@ def comparison_of(results: Mapping[str, Any]) -> Comparison:
             )
     if not any(model.family == results["baseline"] for model in models.values()):
         raise UserError(f"the baseline, {results['baseline']}, has no finished run yet; rerun the comparison")
-    return Comparison(measure, models, {key: value for key, value in results.items() if key != "models"})
+    other_facts = {key: value for key, value in results.items() if key != "models"}
+    return Comparison(measure, models, other_facts)
 
 
 def _run(seed: int, run: Mapping[str, Any], measure: Measure) -> Run:
     curve = {name: np.array(run["curve"][name], dtype=float) for name in (*COSTS, measure.name)}
-    if len({len(values) for values in curve.values()}) != 1 or not len(curve[measure.name]):
+    lengths = {len(values) for values in curve.values()}
+    if len(lengths) != 1 or 0 in lengths:
         raise IndexError(f"the curve for seed {seed} is empty, or its columns differ in length")
-    return Run(seed, curve, {measure.name: curve[measure.name][-1], **run["final"]})
+    final = {measure.name: curve[measure.name][-1], **run["final"]}
+    return Run(seed, curve, final)
 
 
 def join(comparisons: Mapping[str, Comparison]) -> Comparison:
@@ -234,7 +239,8 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
             models[name] = replace(model, runs=runs)
     else:
         models = _side_by_side(comparisons)
-    machines = list(dict.fromkeys(one.facts["machine"]["device"] for one in comparisons.values()))
+    devices = [one.facts["machine"]["device"] for one in comparisons.values()]
+    machines = list(dict.fromkeys(devices))
     machine = {**first.facts["machine"], "device": " and ".join(machines)}
     return replace(first, models=models, facts={**first.facts, "machine": machine, "machines": machines})
 
@@ -266,7 +272,8 @@ def _differ_only_in_seeds(comparisons: Sequence[Comparison]) -> bool:
                 model.facts.get(key) for key in ("what", "pattern", "parameters", "updates", "rate", "share")
             ]
         described.append((facts, one.baselines, one.facts["machine"]))
-    return len(set(seeds)) == len(seeds) and all(one == described[0] for one in described)
+    has_distinct_seeds = len(set(seeds)) == len(seeds)
+    return has_distinct_seeds and all(one == described[0] for one in described)
 
 
 def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
@@ -414,7 +421,8 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
     for model in models:
         for seed, run in model.runs.items():
             times.setdefault(seed, dict.fromkeys(COSTS, NEVER))
-            if times[seed]["updates"] == NEVER and measure.reaches(run.final[measure.name], target):
+            reached_before = times[seed]["updates"] != NEVER
+            if not reached_before and measure.reaches(run.final[measure.name], target):
                 times[seed] = run.total_costs()
     return times
 

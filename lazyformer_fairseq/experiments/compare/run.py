@@ -67,7 +67,8 @@ def compare(
     compared.report_to = report_to
     for spec in settings.specs.values():
         compared.given(RecipeOverrides, spec)  # raises a UserError for an unknown option
-        ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())
+        given = options_by_name(settings.words_of(spec))
+        ours = sorted(given.keys() & COUNTED.keys())
         if ours:
             raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
     specs = with_equal_parameters(compared)
@@ -84,7 +85,8 @@ def compare(
         choices = choose_rates(settings, tried)
         runs = {}
         for name, (own, _) in lengths.items():
-            runs[name] = {seed: jobs.job(name, seed, choices[own]["rate"]) for seed in settings.seeds}
+            rate = choices[own]["rate"]
+            runs[name] = {seed: jobs.job(name, seed, rate) for seed in settings.seeds}
         compared.train([runs[name][seed] for seed in settings.seeds for name in runs], "training")
         costs = load_or_create(folder / COSTS, lambda: measure_costs(compared, runs))
         shares = settings.trained()
@@ -157,6 +159,7 @@ class Jobs:
         that is not shortened is identical to the run with its seed and rate.
         """
         settings = self.compared.settings
+        seed = settings.seeds[0]
         longest = {}
         for name, (own, updates) in self.lengths.items():
             if own not in longest or updates > self.lengths[longest[own]][1]:
@@ -165,7 +168,7 @@ class Jobs:
         for own, name in longest.items():
             rates = settings.rates_of(self.specs[own])
             if len(rates) > 1:
-                tries[own] = [self.job(name, settings.seeds[0], rate, is_try=True) for rate in rates]
+                tries[own] = [self.job(name, seed, rate, is_try=True) for rate in rates]
         return tries
 
 
@@ -178,7 +181,9 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
     Raises:
         UserError: all of a model's trials diverged.
     """
-    found = {name: {"rate": settings.rates_of(spec)[0], "tries": []} for name, spec in settings.specs.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, spec in settings.specs.items():
+        found[name] = {"rate": settings.rates_of(spec)[0], "tries": []}
     for name, jobs in tried.items():
         losses = {job.rate: job.result()["curve"]["loss"][-1] for job in jobs}
         numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
@@ -193,13 +198,17 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
     """Measure finished runs' training costs and the task's `costs_of_use`, by name in the results."""
-    last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
+    last_seed = compared.settings.seeds[-1]
+    last = {name: of_seeds[last_seed] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
     of_training = {}
     for own, spec in Progress(specs.items(), desc="memory", unit=" models", leave=False):
         of_training[own] = _costs_of_training(compared, spec)
     of_use = compared.costs_of_use(last)
-    return {name: of_training[job.spec.name] | of_use.get(name, {}) for name, job in last.items()}
+    costs = {}
+    for name, job in last.items():
+        costs[name] = of_training[job.spec.name] | of_use.get(name, {})
+    return costs
 
 
 def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
@@ -230,7 +239,9 @@ def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Pat
     """Return a training loop that is used only for measurements and then discarded."""
     seed = compared.settings.seeds[0]
     rate = compared.settings.rates_of(spec)[0]
-    return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
+    objective = compared.objective(spec, seed, updates)
+    optimization = compared.optimization(spec, seed, rate, LONG)
+    return TrainingLoop(objective, optimization, folder)
 
 
 def _count_embedding_parameters(model: nn.Module) -> int:
@@ -288,7 +299,8 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
     settings = compared.settings
     trained = settings.trained()
     if settings.budget is None and not settings.shares:
-        return {"entries": {name: (own, settings.updates) for name, (own, _) in trained.items()}, "milliseconds": {}}
+        equal = {name: (own, settings.updates) for name, (own, _) in trained.items()}
+        return {"entries": equal, "milliseconds": {}}
     milliseconds = _trial(compared, specs)
     seconds = settings.budget or settings.updates * milliseconds[settings.baseline] / 1000
     entries = {}
@@ -322,10 +334,12 @@ def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates
         lengths[f"--rate-updates {settings.rate_updates}"] = min(updates, settings.rate_updates)
 
     def fits(length: int) -> bool:
-        optimization = compared.optimization(spec, settings.seeds[0], settings.rates_of(spec)[0], length)
+        rate = settings.rates_of(spec)[0]
+        optimization = compared.optimization(spec, settings.seeds[0], rate, length)
         any_optimizer = replace(optimization, optimizer="fused_adam", optimizer_options={})
+        parameter = nn.Parameter(torch.zeros(1))
         try:
-            optimization.build_schedule(any_optimizer.build_optimizer([nn.Parameter(torch.zeros(1))]))
+            optimization.build_schedule(any_optimizer.build_optimizer([parameter]))
         except UserError:
             return False
         return True
@@ -348,7 +362,10 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
         for _ in Progress(range(updates), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()
-    return {name: 1000 * _mean_of_medians(compared, specs[name], each.seconds) for name, each in trainings.items()}
+    milliseconds = {}
+    for name, training in trainings.items():
+        milliseconds[name] = 1000 * _mean_of_medians(compared, specs[name], training.seconds)
+    return milliseconds
 
 
 def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
@@ -361,7 +378,8 @@ def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[
     measured = 0.0
     begin = 0.0
     phases = compared.phases(spec, len(seconds), TRIAL_WARM_UP)
-    for (_, updates), (_, end) in zip(phases, compared.lengths(spec), strict=True):
+    ends = [end for _, end in compared.lengths(spec)]
+    for (_, updates), end in zip(phases, ends, strict=True):
         if updates:
             total += (end - begin) * np.median(seconds[updates.start : updates.stop])
             measured += end - begin

@@ -445,7 +445,12 @@ class CompareSettings:
         These are the model's own rates if it has any, otherwise the comparison's, otherwise the recipe's. A model that
         omits or replaces the laptop recipe's optimizer gets the recipe's rate for Adam.
         """
-        return spec.rates or self.rates or (self.recipe_of(spec).options.get("lr", self.row.rates[self.recipe]),)
+        if spec.rates:
+            return spec.rates
+        if self.rates:
+            return self.rates
+        rate_for_adam = self.row.rates[self.recipe]
+        return (self.recipe_of(spec).options.get("lr", rate_for_adam),)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:

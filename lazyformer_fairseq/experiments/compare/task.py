@@ -306,7 +306,10 @@ class ComparedTraining(Training):
             self.word_counter = WordCounter(sum(self.tokens), marks, compared.words_per_token)
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
-        self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
+        self.flops: list[tuple[int, range]] = []
+        for length, updates in phases:
+            flops = compared.flops_of_update(job.spec, symbols, length)
+            self.flops.append((flops, updates))
 
     def measure(self) -> Mapping[str, float]:
         """Return the task's metrics, and the tokens and FLOPs spent so far."""
@@ -338,4 +341,8 @@ def points(total: int, count: int) -> list[int]:
 
     They are denser at the start, and the last one is the end of the run.
     """
-    return sorted({max(1, round(total * (number / count) ** POINTS_EXPONENT)) for number in range(1, count + 1)})
+    found = set()
+    for number in range(1, count + 1):
+        share = (number / count) ** POINTS_EXPONENT
+        found.add(max(1, round(total * share)))
+    return sorted(found)

@@ -109,7 +109,8 @@ class History:
                     self.splits.setdefault(line.split, {})[updates] = loss
                 continue
             self.training[updates] = loss
-            tokens += line.values.get("tokens") or (updates - trained) * (line.values.get("wpb") or nan)
+            per_update = line.values.get("wpb") or nan
+            tokens += line.values.get("tokens") or (updates - trained) * per_update
             trained = updates
             self.cumulative_costs["tokens"][updates] = tokens
             self.cumulative_costs["flops"][updates] = spent["flops"] + (tokens - spent["tokens"]) * flops_per_token
@@ -217,16 +218,16 @@ def table(shown: Runs) -> str:
         losses = history.losses
         last = max(losses)
         best = min(losses, key=lambda updates: (isnan(losses[updates]), losses[updates], updates))
-        tokens, hours, flops = (float(history.at(axis, [last])[0]) for axis in AXES[1:])
+        spent = {axis: float(history.at(axis, [last])[0]) for axis in AXES}
         rows.append(
             {
                 "run": name,
                 "pattern": history.pattern or NOTHING,
                 "validations": f"{len(losses):,}",
                 "updates": f"{last:,}",
-                "tokens": _number(tokens, ",.0f"),
-                "hours": _number(hours, ",.3f"),
-                "FLOPs": _number(flops, ".2e"),
+                "tokens": _number(spent["tokens"], ",.0f"),
+                "hours": _number(spent["hours"], ",.3f"),
+                "FLOPs": _number(spent["flops"], ".2e"),
                 "last loss": _number(losses[last], ".3f"),
                 "best loss": _number(losses[best], ".3f"),
                 "at update": f"{best:,}",
@@ -255,7 +256,8 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
     style_of = styles(shown)
     drawn = {}
     legend = []
-    with picture(path, 1, len(axes), (4.6 + 1 / len(axes), 4), legend=legend, sharey=True) as (panels,):
+    size = (4.6 + 1 / len(axes), 4)
+    with picture(path, columns=len(axes), panel=size, legend=legend, sharey=True) as (panels,):
         for axis, panel in zip(axes, panels, strict=True):
             for run, history in shown.items():
                 colour = style_of[run]["color"]

@@ -121,7 +121,8 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
             write_acceptability_task(clean_documents([text]), task, settings.valid_share, settings.seed)
 
     paths = [*data.glob("shard*/*"), *data.glob("tokenizer/*"), *task.glob("*.tsv")]
-    checksums = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(paths) if path.is_file()}
+    files = [path for path in sorted(paths) if path.is_file()]
+    checksums = {str(path.relative_to(folder)): sha256_of(path) for path in files}
     tokens = read_json(data / "manifest.json")["train"]["tokens"]
     before = load_or_create(folder / "text.json", lambda: {"tokens": tokens, "checksums": checksums})
     for name in {**before["checksums"], **checksums}:
@@ -245,12 +246,13 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
             }
         )
     losses = {name: result["curve"]["loss"][-1] for name, result in pretrained.items()}
+    timings = {name: in_milliseconds(result["seconds"]) for name, result in pretrained.items()}
     blocks = [
         _verdict(pretrained),
         markdown_table(rows),
         yardsticks.describe("bits per masked token"),
         *yardsticks.warn(losses),
-        *noise_warning({name: in_milliseconds(result["seconds"]) for name, result in pretrained.items()}),
+        *noise_warning(timings),
     ]
     draw(pretrained, yardsticks, folder / "loss.png")
     return write_page(blocks, folder, "table")
@@ -272,10 +274,12 @@ def _verdict(pretrained: Results) -> str:
 
 def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:
     """Plot the validation losses and the yardsticks against updates and training time, and save them as a PNG file."""
+    labels = {"updates": "updates", "seconds": "seconds of training"}
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
-        for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
+        for axis, (key, label) in zip(panels, labels.items(), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
-                axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
+                curve = result["curve"]
+                axis.plot(curve[key], curve["loss"], style, label=name, markersize=4)
             axis.axhline(yardsticks.unigram, color="grey", linestyle=":", label="unigram loss")
             axis.axhline(yardsticks.counts, color="grey", linestyle="--", label="counts of neighbors")
             axis.set_xlabel(label)

@@ -60,7 +60,8 @@ class AttendedTokens:
 
 def has_bias_conflict(pattern: str, direction: str) -> bool:
     """Return whether the pattern has a sublayer that cannot be combined with T5's bias."""
-    return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_variants(each.values))
+    variants = [row for each in plan(pattern, direction) for row in chosen_variants(each.values)]
+    return any("bias" in row.refuses for row in variants)
 
 
 def build_network(
@@ -177,9 +178,9 @@ def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
     rows = []
     for number in mixed_TN.flatten():
         gradients = torch.autograd.grad(number, inputs, retain_graph=True, allow_unused=True)
-        parts = [
-            torch.zeros_like(given) if part is None else part for given, part in zip(inputs, gradients, strict=True)
-        ]
+        parts = []
+        for given, gradient in zip(inputs, gradients, strict=True):
+            parts.append(torch.zeros_like(given) if gradient is None else gradient)
         rows.append(torch.cat(parts, 1)[0].norm(dim=-1))
     dependence_NTK = torch.stack(rows).unflatten(0, mixed_TN.shape).transpose(0, 1)
     relative = dependence_NTK / dependence_NTK.amax(-1, keepdim=True).clamp(min=1e-300)
@@ -188,9 +189,11 @@ def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
 
 def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
     """Yield the groups of adjacent heads that attend to the same tokens, each with its mean weights, (T, K)."""
+    heads = len(dependence_NTK)
+    attends_NTK = dependence_NTK > 0
     first = 0
-    for head in range(1, len(dependence_NTK) + 1):
-        if head == len(dependence_NTK) or not torch.equal(dependence_NTK[head] > 0, dependence_NTK[first] > 0):
+    for head in range(1, heads + 1):
+        if head == heads or not torch.equal(attends_NTK[head], attends_NTK[first]):
             yield range(first, head), dependence_NTK[first:head].mean(0)
             first = head
 
@@ -212,7 +215,8 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
     flops = costs.count_flops(pattern, sizes, time, memory)
     total = {"": "all", "sublayer": "", "kind": "", "reads": ""} | _costs(parameters, flops)
     rows = []
-    for number, (planned, place) in enumerate(zip(sublayers, producer_indices(sublayers), strict=True), 1):
+    producers = producer_indices(sublayers)
+    for number, (planned, place) in enumerate(zip(sublayers, producers, strict=True), 1):
         own_parameters = costs.count_sublayer_parameters(planned, sizes)
         own_flops = costs.count_sublayer_flops(planned, sizes, time, memory)
         parameters -= own_parameters
@@ -261,15 +265,18 @@ def name_heads(heads: range) -> str:
 
 def draw_attended_tokens(all_seen: Sequence[AttendedTokens], path: Path) -> None:
     """Draw one panel per sublayer and group of heads: rows are queries, columns are keys, darker is larger."""
-    panels = [
-        (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)
-        for seen in all_seen
-        for heads, weights in seen.by_heads
-    ]
+    panels = []
+    for seen in all_seen:
+        for heads, weights in seen.by_heads:
+            title = seen.title
+            if len(seen.by_heads) > 1:
+                title += f"\n{name_heads(heads)}"
+            panels.append((title, weights))
     from lazyformer_fairseq.report.figures import picture
 
     columns = min(COLUMNS, len(panels))
-    with picture(path, math.ceil(len(panels) / columns), columns, panel=(2.2, 2.55)) as grid:
+    rows = math.ceil(len(panels) / columns)
+    with picture(path, rows, columns, panel=(2.2, 2.55)) as grid:
         for axis in grid.flat:
             axis.set_axis_off()
         for axis, (title, weights_TK) in zip(grid.flat, panels, strict=False):

@@ -114,7 +114,9 @@ def lazyformer(
         size = paper.TINY
     else:
         size = paper.PAPER
-    size = replace(size, corpus={**size.corpus, **place.given()}, finetuning={**size.finetuning, **place.given()})
+    corpus = {**size.corpus, **place.given()}
+    finetuning = {**size.finetuning, **place.given()}
+    size = replace(size, corpus=corpus, finetuning=finetuning)
     inputs = paper.find_inputs(raw, out, size, models, tasks)
     options.carry_out(paper.reproduction(size, inputs, out, precision_here()), out)
 

@@ -190,7 +190,8 @@ class Reproduction:
             row = {"step": step.name, "what": step.what, "state": "to do"}
             row |= {"FLOPs": "-", "hours": "-", "disk, GB": "-"}
             if step.command[1] == "pretrain":
-                job = job_of_launch(step.command[2], None, step.command[3], step.command[4:])
+                _, _, arch, data, *options = step.command
+                job = job_of_launch(arch, config=None, data=data, given=options)
                 hours = job.flops / speed / 3600
                 gigabytes = step.checkpoints * BYTES_PER_PARAMETER * job.parameters / GB
                 row |= {"FLOPs": f"{job.flops:.1e}", "hours": f"{hours:,.2f}", "disk, GB": f"{gigabytes:,.2f}"}
@@ -200,7 +201,8 @@ class Reproduction:
             if step.record(out):
                 row["state"] = "done"
             rows.append(row)
-        existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+        absolute = out.absolute()
+        existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
         free = shutil.disk_usage(existing).free / GB
         to_do = (
             f"The remaining training runs take {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; "

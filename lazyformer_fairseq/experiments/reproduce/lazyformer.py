@@ -263,7 +263,8 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
 
 def _missing_files(glue: Path, task: str) -> list[str]:
     folder = TASKS[task].folder
-    needed = [split.file for name, split in TASKS[task].splits.items() if not name.startswith("test")]
+    splits = TASKS[task].splits
+    needed = [split.file for name, split in splits.items() if not name.startswith("test")]
     return [f"{folder}/{file}" for file in needed if not (glue / folder / file).is_file()]
 
 

@@ -247,10 +247,11 @@ def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
                 f"{PYTHONS_PROSE}: this text is only a megabyte and works only with --tiny; use a folder of texts"
             )
         return {name: out / "raw" / name for name in CORPORA}
-    found = {name: Path(raw, name) for name in CORPORA if Path(raw, name).exists()}
+    folders = {name: Path(raw, name) for name in CORPORA}
+    found = {name: folder for name, folder in folders.items() if folder.exists()}
     lacking = [name for name in CORPORA if name not in found]
     if lacking and not (size.is_tiny and found):
-        scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {Path(raw, name)}" for name in lacking)
+        scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {folders[name]}" for name in lacking)
         raise UserError(f"{raw} lacks {', '.join(lacking)}; create it with {scripts}, or specify a folder that has it")
     return found
 
@@ -422,12 +423,14 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
     ]
     lengths = next(length for length in ("large", "24b", "base") if length in arch)
     for split in splits:
-        options = {"split": split, **(size.evaluation or {"lengths": lengths}), "json": folder / f"{split}.json"}
+        result = folder / f"{split}.json"
+        evaluation = size.evaluation or {"lengths": lengths}
+        options = {"split": split, **evaluation, "json": result}
         step = Step(
             name=f"{split}_{training.name}",
             what=f"{arch} on {training.corpus}, {split} split, at batch size 1",
             command=our_command("lm", "evaluate", folder / "checkpoint_best.pt", data, **options),
-            output=folder / f"{split}.json",
+            output=result,
             needs=(f"train_{training.name}",),
         )
         steps.append(step)

@@ -173,7 +173,8 @@ class HalvingRuns:
 
     def updates(self, pattern: str) -> int:
         """Return the number of updates spent on a pattern, over all rungs."""
-        return sum(made for made, loss in zip(self.made, self.losses[pattern], strict=True) if loss is not None)
+        losses = self.losses[pattern]
+        return sum(made for made, loss in zip(self.made, losses, strict=True) if loss is not None)
 
     def rank_correlations(self) -> dict[str, Optional[dict[str, float]]]:
         """Return the rank correlations between losses on each rung and losses of complete runs, by number of updates.

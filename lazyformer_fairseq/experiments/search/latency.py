@@ -63,7 +63,8 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     content = read_as(dict[str, Amount], path, 'write an object with milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
     names = dict.fromkeys([*plain, *sublayers])
-    known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
+    with_consumers = [name + READ for name in names if read_sublayer(name).kind.kept_for_consumers]
+    known = [*names, *with_consumers, REST]
     if not set(content) <= set(known):
         raise UserError(
             f'{path} must contain an object with milliseconds like {{"s": 1.2, "f": 0.7}}; the known names are {known}'
@@ -165,7 +166,8 @@ def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
     symbols = max(len(models.dictionary), 5)
     device = _device(model)
     generator = torch.Generator().manual_seed(1)
-    tokens_BT = torch.randint(4, symbols, (1, models.latency_tokens), generator=generator).to(device)
+    shape = (1, models.latency_tokens)
+    tokens_BT = torch.randint(4, symbols, shape, generator=generator).to(device)
     if hasattr(model, "decoder"):
         model.decoder.mem_len = models.latency_memory
         return next_segment(model, tokens_BT, tokens_BT, models.latency_memory)

@@ -64,7 +64,8 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
     fitting = (generic, *rows)
     if arch not in fitting:
         close = difflib.get_close_matches(arch, fitting)
-        known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
+        full_size = [name for name in fitting if not name.endswith("_tiny")]
+        known = dict.fromkeys([*close, *full_size])
         raise UserError(
             f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or their tiny twins"
         )
@@ -161,7 +162,8 @@ class SearchContext:
             part_class = StreamsPart
         given = {field.name: getattr(objective, field.name) for field in fields(objective)}
         given["batch_size"] = settings.batch_size // settings.update_freq
-        return SupernetObjective({side: part_class(**given, side=side) for side in (WEIGHTS, ARCHITECTURE)}, settings)
+        sides = {side: part_class(**given, side=side) for side in (WEIGHTS, ARCHITECTURE)}
+        return SupernetObjective(sides, settings)
 
     @cached_property
     def network_sizes(self) -> Sizes:

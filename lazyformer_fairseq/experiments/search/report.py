@@ -58,7 +58,8 @@ def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:
     for points in zip(*(front["points"] for front in fronts), strict=True):
         rows += [_row(front["method"], point, baseline) for front, point in zip(fronts, points, strict=True)]
     headers = [header for header in rows[0] if any(row[header] for row in rows)]
-    return Table("", [{header: row[header] for header in headers} for row in rows], left=("pattern",))
+    shown = [{header: row[header] for header in headers} for row in rows]
+    return Table("", shown, left=("pattern",))
 
 
 def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
@@ -107,11 +108,12 @@ def _draw_probabilities(result: Result, path: Path) -> None:
     (rows,) = result["probabilities"]
     table = np.asarray(rows).T
     layers = table.shape[1]
+    most_probable = table.argmax(axis=0)
     panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
     with picture(path, panel=panel) as ((axis,),):
         axis.grid(False)
         image = axis.imshow(table, cmap="viridis", aspect="auto")  # colors span the range of the values
-        axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
+        axis.scatter(range(layers), most_probable, s=14, color="white", edgecolors="black", linewidths=0.6)
         axis.set_yticks(range(len(labels)), labels)
         axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
         axis.set_xlabel("layer, from the lowest")
@@ -121,11 +123,12 @@ def _draw_probabilities(result: Result, path: Path) -> None:
 def _draw_front(result: Result, path: Path) -> None:
     """Plot loss against predicted latency, with a line from rung to rung per pattern and large markers for fronts."""
     lengths = result["settings"]["lengths"]
+    shades = np.linspace(0.75, 0.4, len(lengths))
     with picture(path, panel=(7.5, 5)) as ((axis,),):
         for each in result["trained"]:
             losses = [loss for loss in each["losses"] if loss is not None]
             axis.plot([each["predicted"]] * len(losses), losses, color="0.85", linewidth=0.8, zorder=1)
-        for rung, (updates, shade) in enumerate(zip(lengths, np.linspace(0.75, 0.4, len(lengths)), strict=True)):
+        for rung, (updates, shade) in enumerate(zip(lengths, shades, strict=True)):
             made = [each for each in result["trained"] if each["losses"][rung] is not None]
             axis.plot(
                 [each["predicted"] for each in made],

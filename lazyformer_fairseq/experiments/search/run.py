@@ -57,9 +57,10 @@ def search_in(
         UserError: the folder contains a search begun with different settings, contains anything else, or cannot be
             written.
     """
-    is_other = path.exists() and not (path / SETTINGS).exists()
-    if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
-        raise UserError(f"{path} already exists but contains no search; choose a different folder")
+    if path.exists() and not (path / SETTINGS).exists():
+        is_empty = path.is_dir() and all(entry.name[0] == "." for entry in path.iterdir())
+        if not is_empty:
+            raise UserError(f"{path} already exists but contains no search; choose a different folder")
     with experiment(path, settings, "a search", begun, stale_files=[latency.LATENCIES]):
         if (path / RESULT).exists():
             print(f"{path}: this search is already finished; rewriting the report from its result.")
@@ -200,7 +201,8 @@ class Search:
             ("largest", "most parameters", largest),
             ("ratio", f"{RATIO} repeated", by_hand),
         ):
-            fronts[name] = self._front(method, chosen, [each for each in dict.fromkeys(chosen) if each])
+            distinct = [each for each in dict.fromkeys(chosen) if each]
+            fronts[name] = self._front(method, chosen, distinct)
         return fronts
 
     def _plan(self, drawn: Sequence[Sequence[str]]) -> str:
@@ -222,7 +224,11 @@ class Search:
 
     def _draws(self, seed: int) -> list[Iterator[str]]:
         """Return one iterator over random patterns per budget."""
-        return [self.space.draws(band, random.Random(f"{seed} {place}")) for place, band in enumerate(self.bands)]
+        draws = []
+        for place, band in enumerate(self.bands):
+            chance = random.Random(f"{seed} {place}")
+            draws.append(self.space.draws(band, chance))
+        return draws
 
     def _repeats_of_ratio(self) -> list[str]:
         """Return all prefixes of the repeated RATIO with at most as many sublayers as layers.
@@ -231,7 +237,8 @@ class Search:
         """
         if not set(RATIO) <= set(self.settings.priced):
             return []
-        return [(RATIO * length)[:length].rstrip("s") for length in range(2, self.settings.layers + 1)]
+        prefixes = [(RATIO * length)[:length] for length in range(2, self.settings.layers + 1)]
+        return [prefix.rstrip("s") for prefix in prefixes]
 
     def _sample_at_cost(self, cost: float) -> list[str]:
         """Sample patterns from the budgets in round-robin order until their complete runs cost about `cost` in total.
@@ -239,7 +246,9 @@ class Search:
         The total differs from `cost` by at most half a run, except that every budget gets at least one pattern.
         """
         found: list[str] = []
-        for pattern in chain.from_iterable(zip_longest(*self._draws(self.settings.seed + CONTROLS_SEED))):
+        draws = self._draws(self.settings.seed + CONTROLS_SEED)
+        in_turn = chain.from_iterable(zip_longest(*draws))
+        for pattern in in_turn:
             if pattern is None:
                 continue
             price = self.settings.max_updates * self.material.relative_flops(pattern)

@@ -198,9 +198,11 @@ def compact(pattern: str) -> str:
             group = parts[end - size : end]
             starts_oddly = not read_sublayer(group[0]).kind.hands_on
             times = 1
-            while parts[max(end - size * (times + 1), 0) : end - size * times] == group:
+            begin = end - size
+            while parts[max(begin - size, 0) : begin] == group:
+                begin -= size
                 times += 1
-                length, odd, text = best[end - size * times]
+                length, odd, text = best[begin]
                 # The repeat count is treated as one character, so that x10 is not longer than x9.
                 repeat = f"{text} ({''.join(group)})x{times}".lstrip()
                 ways.append((length + size + 4, odd + starts_oddly, repeat))

@@ -132,7 +132,8 @@ class Architecture(nn.Module):
         It starts near log2 K and reaches 0 when every layer has settled on a candidate.
         """
         probabilities = self.probabilities().detach()
-        return -float(torch.xlogy(probabilities, probabilities).sum(dim=-1).mean()) / math.log(2)
+        negative_entropies = torch.xlogy(probabilities, probabilities).sum(dim=-1)  # in nats, one per layer
+        return -float(negative_entropies.mean()) / math.log(2)
 
     def _masked(self) -> Tensor:
         return self.logits.masked_fill(~self.allowed, float("-inf"))
@@ -185,7 +186,8 @@ class Mixture(nn.Module):
 
         The interface is the same as for :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`.
         """
-        weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
+        weights = self.weights.to(x_BTC.dtype)
+        weight = dict(zip(self.candidates, weights.unbind(), strict=True))
         mixed: Optional[Tensor] = None
         own: list[tuple[Tensor, Tensor]] = []
         carried: dict[str, Any] = {}
@@ -245,7 +247,8 @@ def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]
         weight = shares.sum()
         # All of these weights may be 0 if another candidate has nearly all of the weight.
         shares = shares + torch.finfo(shares.dtype).eps ** 2
-        probabilities = sum(each * share for (each, _), share in zip(own, shares / shares.sum(), strict=True))
+        shares = shares / shares.sum()
+        probabilities = sum(each * share for (each, _), share in zip(own, shares, strict=True))
     if below is None:
         return MixedDistribution(probabilities)
     return MixedDistribution(torch.lerp(below.probabilities, probabilities, weight))

@@ -139,7 +139,8 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
     words = original.words
     count = len(words)
     mean = gains.sum() / words.sum()
-    spread = np.square(gains - mean * words).sum() * count / max(count - 1, 1)
+    deviations = gains - mean * words
+    spread = np.square(deviations).sum() * count / max(count - 1, 1)
     return Measured(float(mean), float(np.sqrt(spread) / words.sum()))
 
 
@@ -189,7 +190,8 @@ class Budgets:
     def refuse_too_small(self, shares: Sequence[float]) -> None:
         """Raise a UserError if no pattern fits into one of the budgets; the message shows them as fractions."""
         nothing = dict.fromkeys((scoring.placed for scoring in self.scorings), 0.0)
-        for share, found in zip(shares, select(self.candidates, nothing, self.ticks, self.limits), strict=True):
+        by_limit = select(self.candidates, nothing, self.ticks, self.limits)
+        for share, found in zip(shares, by_limit, strict=True):
             if not found:
                 raise UserError(
                     f"--budgets {share:g}: no combination of the --candidates makes the model that fast; use a larger "

@@ -137,8 +137,10 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
     windows = dict.fromkeys(max(1, longest // share) for share in WINDOW_SHARES)
     found = []
     for kind in kinds():
+        if ENCODER not in kind.modules:
+            continue
         plain = PlannedSublayer(kind)
-        if ENCODER in kind.modules and (kind.is_identity or any(likeness(old, plain) for old in trained)):
+        if kind.is_identity or any(likeness(old, plain) for old in trained):
             found.append(plain)
             if kind.setting(WINDOW):
                 found += [replace(plain, settings=((WINDOW, window),)) for window in windows]

@@ -79,7 +79,9 @@ def _changes_table(result: Mapping[str, Any]) -> str:
         headers["-"] = "nothing"
     rows = []
     for place, was in enumerate(result["original"]["by_place"]):
-        rows.append({"place": str(place), "was": f"`{was}`", **dict.fromkeys(headers.values(), "")})
+        row = {"place": str(place), "was": f"`{was}`"}
+        row |= dict.fromkeys(headers.values(), "")
+        rows.append(row)
     for each in alone:
         rows[each["place"]][headers[each["becomes"]]] = f"{each['score']:+.3f}"
     return markdown_table(rows, left=("was",))
@@ -93,8 +95,10 @@ def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
             (False, COLORS[0], "promising combinations"),
         ):
             rows = [row for row in result["measured"] if row["is_scored"] == is_scored]
-            axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)
-        rows = sorted((row["found"] for row in result["budgets"]), key=lambda row: row["predicted_ms"])
+            above = [row["above"] for row in rows]
+            axis.scatter(_percent(rows), above, s=8, color=colour, label=label, linewidths=0)
+        rows = [row["found"] for row in result["budgets"]]
+        rows.sort(key=lambda row: row["predicted_ms"])
         above = [row["above"] for row in rows]
         error = [row["error"] for row in rows]
         axis.errorbar(_percent(rows), above, yerr=error, color=COLORS[1], marker="o", label="found")

@@ -70,7 +70,8 @@ class Original:
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
         """Build the encoder with a different pattern and new weights, and return it with its stack of sublayers."""
-        model = loading.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
+        cfg = replace(self.trained.cfg, sublayer_pattern=pattern)
+        model = loading.model_of(cfg, self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
 
@@ -96,7 +97,8 @@ def load_original(path: Path) -> Original:
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
     model = loading.build(state, tokenizer.dictionary, checkpoint)
-    return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
+    trained = Trained(model.cfg, model.state_dict(), tokenizer.dictionary)
+    return Original(trained, tokenizer, model.cfg.max_positions)
 
 
 def run_compress(settings: CompressSettings, original: Original, path: Path) -> dict[str, Any]:
@@ -116,9 +118,8 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
     """
     # The text for the search, and twice as much text that begins with the same blocks.
     longest = original.trained.cfg.max_positions
-    text, more = (
-        read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens) for times in (1, 2)
-    )
+    text = read_text(Path(settings.text), original.tokenizer, longest, settings.tokens)
+    more = read_text(Path(settings.text), original.tokenizer, longest, 2 * settings.tokens)
     candidates = Candidates.of(original.trained.plan, read_encoder_candidates(settings.candidates))
 
     def search() -> dict[str, Any]:

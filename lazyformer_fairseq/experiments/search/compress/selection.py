@@ -65,7 +65,10 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
 
 def _first_producer(candidates: Candidates, place: int, what: str) -> Optional[str]:
     """Return the first option at a position that passes on `what`, or None if there is none."""
-    return next((each.text for each in candidates.options[place] if what in each.kind.hands_on), None)
+    for option in candidates.options[place]:
+        if what in option.kind.hands_on:
+            return option.text
+    return None
 
 
 def _pattern(
@@ -228,7 +231,8 @@ def select(
         if placed.producer is not None:
             last_consumer[placed.producer] = max(placed.place, last_consumer.get(placed.producer, 0))
 
-    by_state: dict[State, list[Selected]] = {(): [Selected((), 0.0, ticks[REST])]}
+    empty = Selected((), 0.0, ticks[REST])
+    by_state: dict[State, list[Selected]] = {(): [empty]}
     for place, options in enumerate(candidates.options):
         following: dict[State, list[Selected]] = defaultdict(list)
         for state, lower_parts in by_state.items():
@@ -239,15 +243,23 @@ def select(
                     continue
                 handed_on, score, cost = step
                 needed = [each for each in handed_on.values() if last_consumer.get(each.place, -1) > place]
+                next_state = tuple(sorted(needed))
                 for part in lower_parts:
-                    longer = Selected((*part.by_place, option.text), part.score + score, part.ticks + cost)
-                    following[tuple(sorted(needed))].append(longer)
+                    by_place = (*part.by_place, option.text)
+                    longer = Selected(by_place, part.score + score, part.ticks + cost)
+                    following[next_state].append(longer)
         # One more than needed because one of the patterns may be the empty one.
         by_state = {state: _undominated(parts, count + 1) for state, parts in following.items()}
 
-    found = [each for parts in by_state.values() for each in parts if candidates.pattern(each.by_place)]
+    complete = [each for parts in by_state.values() for each in parts]
+    found = [each for each in complete if candidates.pattern(each.by_place)]
     found.sort(key=lambda each: each.score)
-    return [[each for each in found if each.ticks <= limit][:count] for limit in limits]
+
+    selected = []
+    for limit in limits:
+        affordable = [each for each in found if each.ticks <= limit]
+        selected.append(affordable[:count])
+    return selected
 
 
 def _undominated(parts: list[Selected], count: int) -> list[Selected]:

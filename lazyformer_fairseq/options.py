@@ -276,7 +276,8 @@ def check(settings: Any, settings_class: Optional[type] = None) -> None:
         settings_class: a settings dataclass; the class of `settings` by default.
     """
     settings_class = settings_class or type(settings)
-    check_values(settings_class, {one.name: getattr(settings, one.name) for one in options_of(settings_class)})
+    values = {one.name: getattr(settings, one.name) for one in options_of(settings_class)}
+    check_values(settings_class, values)
 
 
 def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
@@ -397,13 +398,14 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     default = None
     if one.default is not MISSING:
         default = one.default
+    is_empty = default is False or default in (None, (), "")
     how: dict[str, Any] = {
         "cls": OptionInSection,
         "section": described.section,
         "help": described.help,
         "default": default,
         "required": one.default is MISSING and one.default_factory is MISSING,
-        "show_default": described.shown or not (default is False or default in (None, (), "")),
+        "show_default": described.shown or not is_empty,
     }
     if value_type is bool:
         is_plain = "/" in flag or (default is False and not is_optional)

@@ -185,7 +185,8 @@ class TrainedModel(nn.Module):
             parts = (given,)
             if isinstance(given, (list, tuple)):
                 parts = tuple(given)
-            is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
+            expected = 1 + task.is_pair
+            is_right = len(parts) == expected or (not task.splits and len(parts) == 2)
             if not is_right or not all(isinstance(part, str) for part in parts):
                 wanted = "pairs of texts" if task.is_pair else "texts"
                 raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
@@ -263,7 +264,8 @@ class TrainedModel(nn.Module):
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
         """Convert a regression head's standardized outputs to the unit in the task's files."""
-        mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
+        standard = self.tasks[head].standard if head in self.tasks else None
+        mean, deviation = standard or (0.0, 1.0)
         return logits * deviation + mean
 
     def fold_unit(self, head: str) -> None:
@@ -380,7 +382,8 @@ class TrainedModel(nn.Module):
         longest = min(settings.max_length, self.model.max_positions())
         longest_question = min(settings.max_question_length, longest // 2)
         settings = replace(settings, max_length=longest, max_question_length=longest_question)
-        file = SquadFile(Path("the text"), [Paragraph(context, (Question("", question),))])
+        paragraph = Paragraph(context, (Question("", question),))
+        file = SquadFile(Path("the text"), [paragraph])
         windows = question_windows.make_windows(self.tokenizer, file, settings)
         if windows.cut_questions:
             _warn_of_cuts([True], longest_question, "questions")

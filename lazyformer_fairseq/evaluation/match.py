@@ -159,23 +159,32 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     any. In BERT, the pooler is also the layer below the ``next_sentence`` head's classifier.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
-    shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
+    shapes_there = _shapes_by_head(state_dict)
+    shapes_here = _shapes_by_head(own)
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
+
     source = pooler_in_checkpoint(state_dict)
     from_pooler = {}
-    for head, part in itertools.product(sorted(fresh) if source else (), ("weight", "bias")):
-        weight = state_dict[f"{PREFIX}{source}.dense.{part}"]
-        mine = f"{PREFIX}{head}.dense.{part}"
-        if mine in own and own[mine].shape == weight.shape:
-            from_pooler[mine] = weight.clone()
-    for head in sorted(unfit - ({source} if from_pooler else set())):
+    if source:
+        for head, part in itertools.product(sorted(fresh), ("weight", "bias")):
+            weight = state_dict[f"{PREFIX}{source}.dense.{part}"]
+            mine = f"{PREFIX}{head}.dense.{part}"
+            if mine in own and own[mine].shape == weight.shape:
+                from_pooler[mine] = weight.clone()
+
+    dropped = unfit
+    if from_pooler:
+        dropped = unfit - {source}
+    for head in sorted(dropped):
         reason = "does not belong to this task"
         if head in heads:
             reason = "has a different number of outputs or layers there"
         logger.warning("the checkpoint's classification head %s is dropped: it %s", head, reason)
-    for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
+    unfit_names = [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]
+    for name in unfit_names:
         del state_dict[name]
+
     for head in sorted(fresh - unfit):
         logger.info("classification head %s is not in the checkpoint and is newly initialized", head)
     for name in sorted(from_pooler):

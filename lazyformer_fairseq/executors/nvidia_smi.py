@@ -60,7 +60,9 @@ def smallest_memory() -> Optional[int]:
 def driver() -> Optional[int]:
     """Return the driver's major version, such as 580 for 580.65.06, or None if there is no driver."""
     lines = _ask("--query-gpu=driver_version", "--format=csv,noheader")
-    release = "".join(lines[:1]).strip().partition(".")[0]
+    if not lines:
+        return None
+    release, _, _ = lines[0].strip().partition(".")
     if release.isdigit():
         return int(release)
     return None

@@ -57,7 +57,11 @@ def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
     Compatibility", "PTX Compatibility"). An architecture with a letter, such as ``sm_90a``, runs only on that
     architecture.
     """
-    return any(_runs(capability, *architecture.partition("_")[::2]) for architecture in architectures)
+    for architecture in architectures:
+        compiled_for, _, version = architecture.partition("_")
+        if _runs(capability, compiled_for, version):
+            return True
+    return False
 
 
 def _runs(capability: Capability, compiled_for: str, version: str) -> bool:

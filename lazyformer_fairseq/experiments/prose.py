@@ -79,7 +79,9 @@ def write_prose(path: Path) -> Path:
     if not path.exists():
         with atomic_file(path) as file:
             for prose in python_prose():
-                file.write((json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n").encode())
+                document = {"text": "\n".join(prose.paragraphs)}
+                line = json.dumps(document) + "\n"
+                file.write(line.encode())
     return path
 
 

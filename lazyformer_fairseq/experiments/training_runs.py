@@ -221,7 +221,8 @@ def threads_per_run(at_once: Optional[int]) -> int:
 
     None means as many runs as the CPU cores allow, each with torch's current number of threads.
     """
-    return min(torch.get_num_threads(), max(1, processors_here() // (at_once or 1)))
+    cores_per_run = processors_here() // (at_once or 1)
+    return min(torch.get_num_threads(), max(1, cores_per_run))
 
 
 def train_interleaved(trainings: Sequence[Training], progress: Progress) -> None:

@@ -249,7 +249,8 @@ def _check_synthesizer(values: Mapping[str, Any], causal: Optional[bool]) -> Che
         yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
     if values.get("qk_norm") and "dot" not in terms:
         yield "qk_norm", "qk_norm applies to dot products of queries and keys: use a synthesizer with dot"
-    if values.get("rope") and ("dot" not in terms or {"dense", "factorised_dense"} & {*terms}):
+    has_dense = "dense" in terms or "factorised_dense" in terms
+    if values.get("rope") and ("dot" not in terms or has_dense):
         yield "rope", "rope applies to dot products of queries and keys: use a synthesizer with dot and no dense term"
 
 
@@ -537,7 +538,10 @@ def why_keys_not_shared(values: Mapping[str, Value]) -> str:
 
 def why_no_memory(values: Mapping[str, Value]) -> str:
     """Return why an ``s`` with these settings cannot attend to a causal model's memory, or "" if it can."""
-    return next(filter(None, (row.why_no_memory(values) for row in chosen_variants(values))), "")
+    for row in chosen_variants(values):
+        if why := row.why_no_memory(values):
+            return why
+    return ""
 
 
 def projected(values: Mapping[str, Value]) -> frozenset[str]:

@@ -135,7 +135,8 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
     """Connect each sublayer to its producer, the nearest sublayer below that provides the output it reads."""
     connected = list(sublayers)
     consumers: list[list[str]] = [[] for _ in sublayers]
-    for index, (sublayer, producer) in enumerate(zip(sublayers, producer_indices(sublayers), strict=True)):
+    producers = producer_indices(sublayers)
+    for index, (sublayer, producer) in enumerate(zip(sublayers, producers, strict=True)):
         if producer is not None:
             consumers[producer].append(str(sublayer.kind.reads))
             connected[index] = replace(sublayer, producer=connected[producer])

@@ -51,7 +51,8 @@ def picture(
         legend: handles for a legend below all panels (see :func:`handles`); the block may extend the list.
         subplots: further arguments for matplotlib's `Figure.subplots`, such as ``sharex`` and ``sharey``.
     """
-    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows), layout="constrained")
+    width, height = panel
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -60,7 +61,8 @@ def picture(
     if title:
         figure.suptitle(title, fontsize=11)
     if legend:
-        columns_of_legend = min(len(legend), max(2, round(figure.get_figwidth() / INCHES_PER_COLUMN)))
+        fitting_columns = round(figure.get_figwidth() / INCHES_PER_COLUMN)
+        columns_of_legend = min(len(legend), max(2, fitting_columns))
         figure.legend(
             handles=list(legend),
             loc="outside lower center",

@@ -310,6 +310,7 @@ def random_batch(batch: int, time: int, device: torch.device | str) -> Batch:
     """Draw a batch of random tokens, with the same positions masked in each sequence."""
     tokens_BT = random_tokens(batch, time, device)
     masked_BT = torch.zeros(batch, time, dtype=torch.bool, device=device)
-    masked_BT[:, torch.randperm(time, device=device)[: predicted_words(time)]] = True
+    places = torch.randperm(time, device=device)[: predicted_words(time)]
+    masked_BT[:, places] = True
     positions_M = masked_BT.flatten().nonzero().squeeze(1)
     return Batch(tokens_BT, masked_BT, positions_M, tokens_BT.flatten()[positions_M])

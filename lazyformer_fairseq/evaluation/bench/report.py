@@ -39,11 +39,11 @@ def page(results: Mapping[str, Any]) -> list[Block]:
     blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
     if len(results["cells"]) < results["cells_planned"]:
         blocks.append("The benchmark was stopped before everything was measured.")
-    timings = {
-        f"{row['model']} ({cell['workload']}, n = {cell['time']})": row["seconds"]
-        for cell in results["cells"]
-        for row in cell["rows"]
-    }
+    timings = {}
+    for cell in results["cells"]:
+        for row in cell["rows"]:
+            name = f"{row['model']} ({cell['workload']}, n = {cell['time']})"
+            timings[name] = row["seconds"]
     blocks += noise_warning(timings)
     sizes = f"The baselines for encoders have the sizes of {results['settings']['baseline_arch']}:"
     baselines = _baselines(results["cells"])
@@ -165,7 +165,8 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
             axis.minorticks_off()
             axis.set_xlabel("tokens per sequence, n")
         axes[0].set_yscale("log", base=2)
-        axes[0].yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
+        locator = LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75))
+        axes[0].yaxis.set_major_locator(locator)
         axes[0].yaxis.set_major_formatter("{x:g}")
         axes[0].set_ylabel("speed-up over the baseline\n(thin lines: limit set by FLOPs)")
 

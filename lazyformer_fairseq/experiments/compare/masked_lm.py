@@ -178,10 +178,15 @@ class MaskedLM(ComparedTask):
         """
         blocks = self._text.split("valid").now
         mean = blocks.sizes.sum() / len(blocks)
-        count = min(len(blocks), max(1, round(self.settings.validation_tokens / mean)))
+        wanted = round(self.settings.validation_tokens / mean)
+        count = min(len(blocks), max(1, wanted))
         chosen = np.linspace(0, len(blocks) - 1, count).round().astype(int)
-        parts = [chosen[start : start + BATCH] for start in range(0, count, BATCH)]
-        return [blocks.collater([blocks[int(index)] for index in part]) for part in parts]
+
+        batches = []
+        for start in range(0, count, BATCH):
+            items = [blocks[int(index)] for index in chosen[start : start + BATCH]]
+            batches.append(blocks.collater(items))
+        return batches
 
     def _positions(self, spec: ModelSpec) -> int:
         return self._own_options(spec).get("max_positions") or self.longest

@@ -208,7 +208,9 @@ def _read_external(name: str, spec: str, sizes: Mapping[str, Any], first: Option
     if called not in archs or "own_sizes" in others:
         known = ", ".join(f"{prefix}:{arch}" for arch in archs)
         raise UserError(f"--model {name}={spec}: choose from {known}; embed=, ffn=, heads= and layers= may follow")
-    layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
+    layers = own.pop("layers", None)
+    if not layers and first:
+        layers = max(1, layers_in(first.pattern))
     if not layers:
         raise UserError(f"--model {name}={spec}: specify its number of layers, as in '{name}={whole}; layers=6'")
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}

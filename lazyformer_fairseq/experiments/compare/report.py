@@ -298,7 +298,8 @@ def draw_curves(
     with picture(path, columns=len(against), panel=size, title=title, legend=legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
-                draw_band(axis, *median_curve(models[-1], cost, measure.name), style_of[family])
+                spent, metric = median_curve(models[-1], cost, measure.name)
+                draw_band(axis, spent, metric, style_of[family])
                 for shorter in models[:-1]:
                     end = np.median(shorter.finals(measure.name))
                     where = np.median(shorter.totals(cost))
@@ -332,7 +333,9 @@ def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[f
         for model in models:
             seen += model.finals(comparison.measure.name)
         updates, values = median_curve(models[-1], "updates", comparison.measure.name)
-        seen += list(np.median(values, axis=0)[updates >= BEGINNING * updates[-1]])
+        medians = np.median(values, axis=0)
+        is_after_start = updates >= BEGINNING * updates[-1]
+        seen += list(medians[is_after_start])
     finite = [value for value in seen if np.isfinite(value)]
     margin = 0.05 * (max(finite) - min(finite)) or 0.1
     return min(finite) - margin, max(finite) + margin

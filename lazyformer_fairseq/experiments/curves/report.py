@@ -29,6 +29,11 @@ FORWARD_AND_BACKWARD = 3  # in forward passes: a backward pass costs as much as 
 Losses = dict[int, float]  # by update; NaN where the loss was not finite
 
 
+def _nothing_spent() -> dict[str, dict[int, float]]:
+    """Return the cumulative costs before the first update, by axis and update."""
+    return {axis: {0: 0.0} for axis in AXES}
+
+
 @dataclass
 class History:
     """The history of a run with one or more consecutive phases; the update count continues across phases.
@@ -48,7 +53,7 @@ class History:
     splits: dict[str, Losses] = field(default_factory=dict)
     training: Losses = field(default_factory=dict)
     borders: list[int] = field(default_factory=list)
-    cumulative_costs: dict[str, dict[int, float]] = field(default_factory=lambda: {axis: {0: 0.0} for axis in AXES})
+    cumulative_costs: dict[str, dict[int, float]] = field(default_factory=_nothing_spent)
     why_no_flops: str = ""
 
     @property

@@ -162,7 +162,8 @@ def _run(
         hook = inner.out_proj.register_forward_pre_hook(lambda _, given: merged.append(given[0]))
     else:
         hook = None
-    output, handed_on = inner(x_BTC, below, shared, *([memory_BMC] if inner.attends else []))
+    memory = [memory_BMC] if inner.attends else []
+    output, handed_on = inner(x_BTC, below, shared, *memory)
     if hook is None:
         return output[0][:, None], handed_on
     hook.remove()
@@ -243,8 +244,8 @@ def text_picture(seen: AttendedTokens) -> str:
         title = seen.title
         if len(seen.by_heads) > 1:
             title = f"{seen.title}, {name_heads(heads)}"
-        signs = ([_sign(one) for one in row] for row in weights_TK.tolist())
-        blocks.append("\n".join([title, *map(" ".join, signs)]))
+        lines = [" ".join(map(_sign, row)) for row in weights_TK.tolist()]
+        blocks.append("\n".join([title, *lines]))
     return "\n\n".join(blocks)
 
 
@@ -283,7 +284,8 @@ def draw_attended_tokens(all_seen: Sequence[AttendedTokens], path: Path) -> None
             axis.set_axis_on()
             axis.grid(False)
             axis.imshow(weights_TK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-            axis.set_title(title.replace(",", ",\n") if len(title) > 26 else title, fontsize=7)
+            wrapped = title.replace(",", ",\n") if len(title) > 26 else title
+            axis.set_title(wrapped, fontsize=7)
             axis.tick_params(labelsize=6)
         for axis in grid[:, 0]:
             axis.set_ylabel("query", fontsize=7)

@@ -261,10 +261,11 @@ def write_texts(folder: Path) -> None:
     with atomic_folder(folder) as unfinished:
         documents = write_prose(unfinished / PROSE).read_text(encoding="utf-8").splitlines()
         text = "\n".join(json.loads(line)["text"] for line in documents)
+        characters = ["_" if character.isspace() else character for character in text]
         letters = [character for character in text.lower() if character.isalpha()]
         for name, units, held_out in (
             ("wikitext-103", text.split(), 2_000),
-            ("enwik8", ["_" if character.isspace() else character for character in text], 4_000),
+            ("enwik8", characters, 4_000),
             ("text8", letters, 4_000),
         ):
             splits = {

@@ -85,7 +85,9 @@ class HalvingRuns:
         self.losses: dict[str, list[Optional[float]]] = {}
         self.parameters: dict[str, int] = {}
         decay = self.optimization(self.lengths[-1]).schedule_options["decay_share"]
-        trunks = [0, *(length - math.ceil(decay * length) for length in self.lengths)]
+        trunks = [0]
+        for length in self.lengths:
+            trunks.append(length - math.ceil(decay * length))
         self.made = [length - trunk for length, trunk in zip(self.lengths, trunks, strict=False)]
         self._jobs: dict[str, list[Job]] = {}
 
@@ -157,7 +159,8 @@ class HalvingRuns:
                     ranked = sorted(patterns, key=lambda pattern: self.losses[pattern][rung - 1])
                     left[budget] = ranked[: counts[budget][rung]]
                 for pattern in self.losses.keys() - set(chain(*left)):
-                    (self.jobs(pattern)[rung - 1].folder / TRUNK).unlink(missing_ok=True)
+                    folder = self.jobs(pattern)[rung - 1].folder
+                    (folder / TRUNK).unlink(missing_ok=True)
             self.train(chain(*left), f"rung {rung + 1} of {len(self.lengths)}", rung)
 
     def counts(self, drawn: Sequence[Sequence[str]]) -> list[list[int]]:

@@ -127,7 +127,8 @@ def _draw_front(result: Result, path: Path) -> None:
     with picture(path, panel=(7.5, 5)) as ((axis,),):
         for each in result["trained"]:
             losses = [loss for loss in each["losses"] if loss is not None]
-            axis.plot([each["predicted"]] * len(losses), losses, color="0.85", linewidth=0.8, zorder=1)
+            latencies = [each["predicted"]] * len(losses)
+            axis.plot(latencies, losses, color="0.85", linewidth=0.8, zorder=1)
         for rung, (updates, shade) in enumerate(zip(lengths, shades, strict=True)):
             made = [each for each in result["trained"] if each["losses"][rung] is not None]
             axis.plot(

@@ -143,7 +143,8 @@ class Search:
             probabilities = [rows]
             subnet = most_probable(rows, settings.candidates)
             point = {"budget": None, "pattern": letters(subnet), "by_layer": by_layer(subnet)}
-            made = Counter(side_at(update, settings.constant_updates) for update in range(settings.max_updates))
+            sides = (side_at(update, settings.constant_updates) for update in range(settings.max_updates))
+            made = Counter(sides)
             cost = {f"{side}_updates": made[side] for side in (WEIGHTS, ARCHITECTURE)}
             fronts = {"found": {"method": "gradient", "points": [point], "cost": cost}}
 
@@ -209,10 +210,10 @@ class Search:
         """Return a sentence about halving's runs and their cost in baseline updates."""
         trainings = self.trainings
         counts = trainings.counts(drawn)
-        per_rung = [
-            f"{sum(on_rung)} for {updates:,} updates"
-            for on_rung, updates in zip(zip(*counts, strict=True), trainings.lengths, strict=True)
-        ]
+        by_rung = zip(*counts, strict=True)
+        per_rung = []
+        for on_rung, updates in zip(by_rung, trainings.lengths, strict=True):
+            per_rung.append(f"{sum(on_rung)} for {updates:,} updates")
         cost = 0.0
         for patterns, on_rungs in zip(drawn, counts, strict=True):
             updates = np.dot(on_rungs, trainings.made)
@@ -302,7 +303,8 @@ class Search:
         the loss.
         """
         found = {}
-        for pattern, measured in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():
+        milliseconds = latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS)
+        for pattern, measured in milliseconds.items():
             found[pattern] = {
                 "pattern": compact(pattern),
                 "predicted": self._latency(pattern),

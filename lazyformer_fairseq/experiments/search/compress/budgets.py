@@ -207,13 +207,15 @@ class Budgets:
     def find(self, top: int) -> None:
         """Measure the `top` patterns with the smallest total scores within each budget."""
         selected = select(self.candidates, self.scores, self.ticks, self.limits, top)
-        self._measure([each.by_place for found in selected for each in found], "measuring combinations")
+        combinations = [each.by_place for found in selected for each in found]
+        self._measure(combinations, "measuring combinations")
 
     def find_again(self, top: int) -> None:
         """Search a second time, after rescoring the changes in each budget's best pattern within that pattern."""
         bests = [self.best(limit) for limit in self.limits]
         undone = [self._undone(best) for best in bests]
-        self._measure([each for changes in undone for each in changes.values()], "rescoring changes")
+        rescored = [each for changes in undone for each in changes.values()]
+        self._measure(rescored, "rescoring changes")
         selected = []
         for limit, best, changes in zip(self.limits, bests, undone, strict=True):
             scores = dict(self.scores)

@@ -20,23 +20,27 @@ def fairseq_class(plain: type) -> type:
 
     It has our class's name, and our class's methods take precedence.
     """
+
+    def reduce(instance: Any) -> tuple[Any, ...]:
+        return _unpickle, (plain, vars(instance))
+
     base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
-    members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
-    return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_unpickle, (plain, vars(self)))})
+    members = {"__doc__": plain.__doc__, "__module__": plain.__module__, "__reduce__": reduce}
+    return type(plain.__name__, (plain, base), members)
 
 
-def as_fairseq(thing: Plain) -> Plain:
+def as_fairseq(instance: Plain) -> Plain:
     """Make one of our datasets or dictionaries an instance of fairseq's class as well, in place, and return it.
 
     Other objects are returned unchanged.
     """
-    is_plain = not isinstance(thing, (Dictionary, FairseqDataset))
-    if is_plain and isinstance(thing, (dictionary_file.Dictionary, Dataset)):
-        thing.__class__ = fairseq_class(type(thing))
-    return thing
+    is_plain = not isinstance(instance, (Dictionary, FairseqDataset))
+    if is_plain and isinstance(instance, (dictionary_file.Dictionary, Dataset)):
+        instance.__class__ = fairseq_class(type(instance))
+    return instance
 
 
 def _unpickle(plain: type, attributes: dict[str, Any]) -> Any:
-    thing = fairseq_class(plain).__new__(fairseq_class(plain))
-    vars(thing).update(attributes)
-    return thing
+    instance = fairseq_class(plain).__new__(fairseq_class(plain))
+    vars(instance).update(attributes)
+    return instance

@@ -6,9 +6,11 @@ from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedL
 from lazyformer_fairseq.options import AMOUNT, COUNT, COUNT_OR_NONE, COUNT_OR_UNLIMITED, Bounds, bounds_of
 from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES
 
+_OPTIMIZATION = [options for _, options in (*OPTIMIZERS.values(), *SCHEDULES.values())]
+
 BOUNDS: dict[str, Bounds] = {
     **bounds_of(MaskedLMOptions, CausalLMOptions, MaskedTextOptions, StreamOptions),
-    **bounds_of(*(options for _, options in (*OPTIMIZERS.values(), *SCHEDULES.values()))),
+    **bounds_of(*_OPTIMIZATION),
     # fairseq's own options, for which it accepts any number, and the options that our runs add.
     "batch_size": COUNT,
     "batch_size_valid": COUNT,

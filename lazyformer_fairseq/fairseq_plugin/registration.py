@@ -73,9 +73,9 @@ class ImportWatcher:
         on_import: the callback, which runs whenever a watched module has been imported and no other is being imported.
     """
 
-    def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
+    def __init__(self, watches: Callable[[str], bool], on_import: Callable[[], Any]):
         self.watches = watches
-        self.on_import = heard
+        self.on_import = on_import
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:

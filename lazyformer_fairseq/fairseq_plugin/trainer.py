@@ -130,8 +130,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
         """Return the optimizer's parameter groups, and the weights that it updates, in the model's order."""
+        groups = self.optimizer.optimizer.param_groups
         copies = getattr(self.optimizer, "fp32_params", None)
-        return self.optimizer.optimizer.param_groups, copies or [p for p in self.model.parameters() if p.requires_grad]
+        if copies:
+            return groups, copies
+        return groups, [weight for weight in self.model.parameters() if weight.requires_grad]
 
     # Updates.
 
@@ -488,8 +491,12 @@ def _count_of_tokens(saved: Any) -> int:
 
 def _resume_early_stopping(saved: Any) -> None:
     """Restore the early-stopping counter from a checkpoint; ignore an invalid value."""
-    if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
-        _early_stopping().update(num_runs=saved["num_runs"], best=saved["best"])
+    if not isinstance(saved, dict):
+        return
+    num_runs = saved.get("num_runs")
+    best = saved.get("best")
+    if type(num_runs) is int and isinstance(best, (int, float)):
+        _early_stopping().update(num_runs=num_runs, best=best)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The fairseq criterions ``glue`` and ``squad``, which compute the loss and metrics of fine-tuning tasks."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,11 +84,13 @@ class FineTuningCriterion(FairseqCriterion):
         log_scalars({"loss": scalars["loss"]})
         for log in logging_outputs:
             metrics.log_custom(_RowsMeter, "_rows", log["rows"])
+
+        def metric_of_rows(meters: MetersDict, name: str) -> float:
+            rows = np.concatenate(meters["_rows"].rows)
+            return cls.OBJECTIVE.metric(name, rows)
+
         for name in logging_outputs[0]["metrics"]:
-            metrics.log_derived(
-                name,
-                lambda meters, name=name: cls.OBJECTIVE.metric(name, np.concatenate(meters["_rows"].rows)),
-            )
+            metrics.log_derived(name, partial(metric_of_rows, name=name))
 
 
 class _RowsMeter(MetersDict._DerivedMeter):

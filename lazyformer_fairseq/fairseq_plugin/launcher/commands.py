@@ -229,7 +229,10 @@ def _check_option_combinations(
     its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())
     for name, value in of_phases.items():
         if value and name not in its_phases:
-            raise UserError(f"--{name} works only with --recipe {LONGFORMER}{' or phases' if name in PHASES else ''}")
+            recipes = LONGFORMER
+            if name in PHASES:
+                recipes = f"{LONGFORMER} or phases"
+            raise UserError(f"--{name} works only with --recipe {recipes}")
 
 
 def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[str, ...], run: Pretraining) -> None:
@@ -264,7 +267,8 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
         at_once = max(1, 512 // tokens)
     at_once *= 16 if run.found else ON_PROCESSOR
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    job = (named, None, data, (*sizes, *model[2:], *of_recipe, *given), run.sequences_per_update)
+    of_job = (*sizes, *model[2:], *of_recipe, *given)
+    job = (named, None, data, of_job, run.sequences_per_update)
     batch = run.per_gpu or at_once
     if not run.distill:  # a teacher's memory is not estimated
         run.show_plan(job)
@@ -317,7 +321,8 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
         per_gpu = run.batch(job, 0) or None  # None: use the file's batch size
     sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
-    run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
+    known_sizes = {name: size for name, size in sizes.items() if size is not None}
+    run.train_from_yaml(config, known_sizes, given)
 
 
 def _refuse_missing(data: str, run: Launch) -> None:

@@ -189,9 +189,10 @@ class Launch:
         Raises:
             UserError: the user has set an option that the launcher sets itself.
         """
-        for name in (word.partition("=")[0] for word in given):
-            if advice := OWN.get(name):
-                raise UserError(f"{name}: {advice}")
+        for word in given:
+            name = word.partition("=")[0]
+            if name in OWN:
+                raise UserError(f"{name}: {OWN[name]}")
         options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world_size)]
         if not self.found:
             options += to_arguments({"cpu": True, **GLOO})
@@ -211,7 +212,9 @@ class Launch:
         Raises:
             UserError: one of the user's arguments is not an override.
         """
-        if wrong := next((word for word in given if word.startswith("-") or "=" not in word), None):
+        no_overrides = (word for word in given if word.startswith("-") or "=" not in word)
+        wrong = next(no_overrides, None)
+        if wrong:
             raise UserError(f"{wrong}: with a YAML file, write settings as in optimization.max_update=1000")
         settings = settings | {
             "common.user_dir": str(PACKAGE_FOLDER),

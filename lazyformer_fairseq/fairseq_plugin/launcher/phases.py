@@ -79,13 +79,11 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
     words = {phase.name: _words_of_phase(phase, given, phase is phases[0]) for phase in phases}
     if not is_dry:
-        kept = {  # all phases' options that determine what is trained
-            f"{phase} --{name.replace('_', '-')}": value
-            for phase, its_words in words.items()
-            for name, value in options_by_name(its_words).items()
-            if name not in FREE
-        }
-        settings = {"arch": arch, "data": data, **kept}
+        settings = {"arch": arch, "data": data}
+        for phase_name, phase_words in words.items():
+            for name, value in options_by_name(phase_words).items():
+                if name not in FREE:  # these do not affect what is trained
+                    settings[f"{phase_name} --{name.replace('_', '-')}"] = value
         keep_settings(out / "phases.json", settings, "a pre-training run", begun=(out / "phase1").exists())
 
     before = None

@@ -12,5 +12,8 @@ def unsupported_options(registry: str, name: str) -> set[str]:
         registry: ``optimizer`` or ``lr_scheduler``.
         name: the name of the optimizer or schedule.
     """
-    rows = {each: {one.name for one in fields(row)} for each, row in REGISTRIES[registry]["dataclass_registry"].items()}
-    return set().union(*rows.values()) - rows.get(name, {"lr", "weight_decay"})  # sgd has these, but no dataclass
+    options_of = {}
+    for each, options in REGISTRIES[registry]["dataclass_registry"].items():
+        options_of[each] = {field.name for field in fields(options)}
+    supported = options_of.get(name, {"lr", "weight_decay"})  # sgd has these, but no dataclass
+    return set().union(*options_of.values()) - supported

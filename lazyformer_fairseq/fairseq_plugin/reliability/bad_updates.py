@@ -168,8 +168,11 @@ class TrainerGuard(UpdateGuard):
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
             raise UserError("--loss-spike: this --criterion logs no loss; omit the option")
-        every = ((log, name, value) for log in self.logs for name, value in log.items())
-        logged = [(log, name) for log, name, value in every if torch.is_tensor(value) and value.numel() == 1]
+        logged = []
+        for log in self.logs:
+            for name, value in log.items():
+                if torch.is_tensor(value) and value.numel() == 1:
+                    logged.append((log, name))
         norm, loss, sample_size, *values = _on_host(
             gradient_norm,
             sum(losses),
@@ -212,6 +215,7 @@ class TrainerGuard(UpdateGuard):
         """
         trainer = self.trainer
         update = trainer.get_num_updates()
+        with_ids = [sample for sample in samples if sample and "id" in sample]
         skipped = SkippedUpdate(
             update=update + 1,
             epoch=getattr(trainer.epoch_iterator, "epoch", None),
@@ -219,7 +223,7 @@ class TrainerGuard(UpdateGuard):
             loss=self.in_unit(self.loss),
             gradient_norm=self.gradient_norm,
             learning_rate=trainer.get_lr(),
-            samples=[torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],
+            samples=[torch.as_tensor(sample["id"]).tolist() for sample in with_ids],
         )
         reaction = self.skip(skipped)
         self._warn(
@@ -355,9 +359,17 @@ class GoodCheckpoints:
             except UserError as error:
                 logger.warning("the rollback skips a checkpoint: %s", error)
                 continue
-            if has_optimizer and updates <= self.left_behind.get((path, path.stat().st_mtime_ns), updates):
+            if not has_optimizer:
+                continue
+            version = path, path.stat().st_mtime_ns
+            if updates <= self.left_behind.get(version, updates):
                 found[path] = updates
-        return max(found, key=lambda path: (found[path] < first_bad, found[path]), default=None)
+
+        def preference(path: Path) -> tuple[bool, int]:
+            is_before_bad = found[path] < first_bad
+            return is_before_bad, found[path]
+
+        return max(found, key=preference, default=None)
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:

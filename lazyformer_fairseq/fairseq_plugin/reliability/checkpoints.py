@@ -77,8 +77,8 @@ def save_whole(state: dict[str, Any], path: str) -> None:
         save(state, path)
     except OSError as error:
         storages = [leaf.untyped_storage() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        raise NotSavedError(_describe_failure(path, size, error)) from error
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        raise NotSavedError(_describe_failure(path, sum(sizes.values()), error)) from error
 
 
 def copy_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
@@ -189,7 +189,9 @@ def _value_of(node: ast.expr) -> Any:
     if isinstance(node.op, ast.Add):
         return left + right
     sizes = [len(value) if isinstance(value, (list, tuple)) else abs(value) for value in (left, right)]
-    if sizes[0] * sizes[1] > MOST_LAYERS and (isinstance(left, (list, tuple)) or isinstance(right, (list, tuple))):
+    num_values = sizes[0] * sizes[1]
+    repeats_list = isinstance(left, (list, tuple)) or isinstance(right, (list, tuple))
+    if num_values > MOST_LAYERS and repeats_list:
         raise ValueError(f"more than {MOST_LAYERS:,} values")
     return left * right
 
@@ -364,12 +366,22 @@ class CarefulOs:
     def remove(path) -> None:
         """Remove an old checkpoint, unless no other checkpoint in its folder is as complete."""
         path = Path(path)
-        suffix = suffix_of(path)
-        worth = 0 if suffix is None else _worth(path)
-        if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
+        if _is_dispensable(path):
             os.remove(path)
         else:
             logger.warning("%s: kept despite its age, because no other checkpoint in its folder is intact", path)
+
+
+def _is_dispensable(path: Path) -> bool:
+    """Return whether a file is not an intact checkpoint, or whether its folder has another one as complete."""
+    suffix = suffix_of(path)
+    if suffix is None:
+        return True
+    worth = _worth(path)
+    if worth == 0:
+        return True
+    others = (other for other in checkpoints_in(path.parent, suffix) if other != path)
+    return any(_worth(other) >= worth for other in others)
 
 
 def _worth(path: Path) -> int:

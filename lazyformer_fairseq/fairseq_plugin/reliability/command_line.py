@@ -104,7 +104,8 @@ def _user_error_of_hydra(error: BaseException) -> UserError:
     first_line = str(error).partition("\n")[0].removesuffix(".")
     cause = error.__cause__
     known = getattr(cause, "parent_node", None) or ()
-    return UserError(first_line + nearest(str(getattr(cause, "key", "")), map(str, known)))
+    key = str(getattr(cause, "key", ""))
+    return UserError(first_line + nearest(key, map(str, known)))
 
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:

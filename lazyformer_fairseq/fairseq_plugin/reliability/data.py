@@ -90,12 +90,15 @@ class ExactEpochBatchIterator(EpochBatchIterator):
             logger.warning(
                 "the checkpoint is from the middle of an epoch of %d samples, but now there are %d (different data or "
                 "--tokens-per-sample): the epoch restarts, so some samples are read twice",
-                *(state["samples"], self._samples()),
+                state["samples"],
+                self._samples(),
             )
             super().load_state_dict({**state, "iterations_in_epoch": 0})
             return
         self.pieces = [dict(piece) for piece in state["pieces"]]
-        if None not in (self.batch_size, before := self.pieces[-1]["batch_size"]) and self.batch_size != before:
+        before = self.pieces[-1]["batch_size"]
+        are_known = self.batch_size is not None and before is not None
+        if are_known and self.batch_size != before:
             logger.info(
                 "batch size %s, previously %s: the rest of the epoch is divided into new batches",
                 self.batch_size,
@@ -103,7 +106,8 @@ class ExactEpochBatchIterator(EpochBatchIterator):
             )
             self.pieces.append(self._new_piece())
         self._rest = self._what_is_left(state["epoch"], state["shuffle"])
-        self._start = max(1, len(self) - math.ceil(len(self._rest) / self.num_shards))
+        rounds_left = math.ceil(len(self._rest) / self.num_shards)
+        self._start = max(1, len(self) - rounds_left)
         super().load_state_dict({**state, "iterations_in_epoch": self._start})
 
     def next_epoch_itr(self, *args, **kwargs):
@@ -157,7 +161,8 @@ class ExactEpochBatchIterator(EpochBatchIterator):
                 dealt.append(super().ordered_batches(epoch, False, shuffle))
         finally:
             self._frozen_batches, self.num_shards, self.shard_id = before
-        return [batch for batches_of_round in zip(*dealt, strict=True) for batch in batches_of_round if len(batch)]
+        in_order = itertools.chain.from_iterable(zip(*dealt, strict=True))
+        return [batch for batch in in_order if len(batch)]
 
 
 class ExactGroupedIterator(GroupedIterator):

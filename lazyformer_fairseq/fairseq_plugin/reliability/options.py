@@ -206,7 +206,8 @@ def settle_update_size(cfg: DictConfig) -> None:
     most = cfg.dataset.batch_size
     if not most or most < 1:
         raise UserError(f"--batch-size {most}: set the number of sequences per batch and process, at least 1")
-    batch = next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+    divisors = (size for size in range(min(most, share), 0, -1) if share % size == 0)
+    batch = next(divisors)
     update_freq = share // batch
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
@@ -278,9 +279,11 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     words = sys.argv[1:] if input_args is None else input_args
     given = options_by_name(words)
     task = given.get("task")
-    if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
+    is_unknown = task is not None and task not in TASK_REGISTRY
+    if is_unknown or is_task_of_ours(TASK_REGISTRY.get(task)):
         parser.error = functools.partial(_refuse, parser, input_args is None)
-        refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()}, BOUNDS)
+        empty = {name: value for name, value in given.items() if not value.strip()}
+        refuse_out_of_bounds(empty, BOUNDS)
     try:
         parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     except SyntaxError as error:  # fairseq parses lists of numbers as Python
@@ -318,7 +321,8 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
         message = f"{option} {value}: unknown name{nearest(value, known)}"
     elif message.startswith("unrecognized arguments: "):
         words = message.removeprefix("unrecognized arguments: ").split(" ")
-        name = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+        option = next((word for word in words if word.startswith("-")), words[0])
+        name = option.partition("=")[0]
         message = f"unknown option {name}{nearest(name, parser._option_string_actions)}"
     raise UserError(message.replace("<lambda> ", ""))
 

@@ -92,8 +92,13 @@ def would_recompute_help(model: torch.nn.Module) -> bool:
 
 def describe_sizes(samples: list[Any]) -> str:
     """Describe the distinct batch sizes, largest first, such as "16 x 512 and 3 x 512 tokens"."""
-    inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
-    shapes = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
+    shapes = set()
+    for sample in samples:
+        if not isinstance(sample, dict):
+            continue
+        tokens = sample.get("net_input", {}).get("src_tokens")
+        if tokens is not None and tokens.dim() == 2:
+            shapes.add(tuple(tokens.shape))
     if not shapes:
         return "unknown size"
     ordered = sorted(shapes, key=lambda shape: -shape[0] * shape[1])

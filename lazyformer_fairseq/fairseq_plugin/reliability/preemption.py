@@ -212,11 +212,19 @@ def leaving_signals_to_the_run(set_worker_signal_handlers):
     """
     inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     set_worker_signal_handlers()
-    if isinstance(inherited, Preemption):
-        for number in (signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS))
+    if not isinstance(inherited, Preemption):
+        return
+
+    def end_with_the_run(*_: Any) -> None:
+        if inherited.exiting[0]:
+            os._exit(0)
+        else:
+            signal.alarm(WORKER_SECONDS)
+
+    for number in (signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, end_with_the_run)
 
 
 def forwarding_signals(call_main, cfg, main, **kwargs):

@@ -311,7 +311,8 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
         "stride": cfg.doc_stride,
         "max_question_length": cfg.max_question_tokens,
     }
-    wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
+    chosen = {name: size for name, size in given.items() if size is not None}
+    wanted = replace(usual, **chosen)
     if prepared and wanted != usual:
         raise UserError(
             f"{cfg.data} was prepared with {usual}, but the options request {wanted}; omit --tokens-per-sample, "

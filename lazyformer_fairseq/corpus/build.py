@@ -131,6 +131,7 @@ def _build(
         "versions": versions(packages),
         "inputs": describe_inputs(files),
     }
+
     origins: dict[str, str] = {}
     manifest = finished_manifest(folder, plan)
     if manifest:
@@ -150,6 +151,7 @@ def _build(
             job = stages.Job(stages.WorkPaths(root), settings, unit_bytes(files, settings), ())
             stages.wait_for_workers(job.paths.tasks)
             remove_leftovers(root, deep=True)
+
             job, origins = _run_stages(job, files, late, word_budget, executor, remote)
             if executor is not None:
                 workers = min(executor.free, len(job.units))
@@ -159,6 +161,7 @@ def _build(
                 remote.publish()
             else:
                 publish(root, folder)
+
     for path in [*origins, *(file.path for file in files)]:
         if is_url(path):
             remove_copies(path)

@@ -60,10 +60,11 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     totals = {split: _split_totals(job, split, counts, logarithms) for split, counts in tokens.items()}
     totals["valid"]["neighbours_bits"] = _count_model_loss(job)
     kept = {split: of_split.pop("documents") for split, of_split in totals.items()}
+    kept_documents = sum(kept.values())
 
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
-    duplicates["documents out"] = sum(kept.values())
-    duplicates["documents in"] = sum(kept.values()) + sum(_dropped(duplicates).values())
+    duplicates["documents out"] = kept_documents
+    duplicates["documents in"] = kept_documents + sum(_dropped(duplicates).values())
     steps.append(_step("duplicates", duplicates))
     dropped: Counter[str] = Counter()
     for step in steps:
@@ -73,7 +74,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         **kept,
         "dropped": {reason: n for reason, n in sorted(dropped.items()) if n},
     }
-    assert documents["in"] == sum(kept.values()) + dropped.total(), documents
+    assert documents["in"] == kept_documents + dropped.total(), documents
 
     notes = gather_notes(job, origins)
     inputs = [{**entry, "documents": notes.documents[entry["path"]]} for entry in plan["inputs"]]

@@ -133,6 +133,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
     marks = mark[0]
     if text[start] in NEVER_FIRST or marks[-1] in ",;:":
         return False
+
     is_special_token = text[word - 1] == "<"  # <url> has no case
     is_camel_case = text[word + 1 : word + 2].isupper()  # iPod may start one
     if letter.islower() and not is_special_token and not is_camel_case:
@@ -140,6 +141,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
         # Text without capitals has sentences too.
         if not text[first].islower():
             return False
+
     is_ellipsis = marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1)
     if is_ellipsis:
         is_pronoun = text[word : word + 2] in ("I ", "I'", "I’")
@@ -148,6 +150,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
         quote = text[mark.end() : start].strip()
         is_speech = marks[-1] in "\"'”’" or quote in ('"', "”")
         return not (is_speech and start == word and SAID.match(text, word, word + 80))
+
     if marks[0] != ".":
         return True
     if LIST_NUMBER.fullmatch(text, sentence, mark.end()):

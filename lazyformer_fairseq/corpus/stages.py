@@ -185,7 +185,9 @@ def train_tokenizer(job: Job, _rank: int) -> None:
                 train(2 ** int(math.log2(error.largest / 2)))
             except UserError:  # the text has more distinct characters than that
                 train(error.largest)
-    write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
+
+    size = len(load_tokenizer(paths.tokenizer).symbols)
+    write_json(paths.vocabulary, {**summary, "size": size})
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
@@ -255,6 +257,7 @@ def run_tasks(
     if max(sizes) > 1:
         scale = {"unit": "B", "unit_scale": True}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
+
     run = task
     begins_in = "/"
     if not keeps_counts:
@@ -264,6 +267,7 @@ def run_tasks(
         finished: Iterable[int] = map(run, waiting)
     else:
         finished = _run_on_executor(run, waiting, executor, begins_in)
+
     began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:

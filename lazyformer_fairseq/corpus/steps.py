@@ -167,6 +167,7 @@ class ReadDocuments(DocumentStep):
                     raise
                 self.counts[f"{DAMAGED_FILE}s"] += 1
                 self.notes.add_dropped(DAMAGED_FILE, str(error))
+
             self.counts["bytes"] += bytes_of([piece])
             if watch.lines_not_utf8:
                 self.counts[NOT_UTF8] += watch.lines_not_utf8

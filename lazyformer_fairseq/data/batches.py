@@ -147,7 +147,8 @@ class EpochBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        rest = [batch.tolist() for batch in self._batches_of_this_process(self.indices[self.done :])]
+        remaining = self._batches_of_this_process(self.indices[self.done :])
+        rest = [batch.tolist() for batch in remaining]
         loader: DataLoader[dict[str, Any]] = DataLoader(
             cast(Dataset, self.dataset),  # a protocol cannot extend Dataset
             batch_sampler=rest,

@@ -189,6 +189,7 @@ class MaskedText:
             )
         if options.document_positions and not options.within_documents:
             raise UserError("--document-positions: requires --within-documents; use both or neither")
+
         self.special = SpecialIds(
             bos=dictionary.bos(),
             pad=dictionary.pad(),
@@ -196,6 +197,7 @@ class MaskedText:
             unk=dictionary.unk(),
             mask=mask_index_of(dictionary),
         )
+
         first, last = parse_masking_rates(options.mask_prob)
         self.lengths = parse_length_schedule(options.length_schedule, options.tokens_per_sample)
         for flag, changes in (
@@ -212,6 +214,7 @@ class MaskedText:
                 "--length-schedule: only plain blocks can be split, not whole inputs, documents or pairs; remove the "
                 "option"
             )
+
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=self.special.mask,
@@ -300,7 +303,8 @@ class MaskedText:
 
     def path(self, split: str, epoch: int = 1) -> str:
         """Return the path of an epoch's files, without the extension."""
-        return str(Path(self.folders[(epoch - 1) % len(self.folders)]) / split)
+        folder = self.folders[(epoch - 1) % len(self.folders)]
+        return str(Path(folder) / split)
 
     def dataset(self, split: str, epoch: int = 1, types: bool = False) -> masked_blocks.MaskedBlocksDataset:
         """Return an epoch's samples.
@@ -357,6 +361,7 @@ class MaskedText:
             "name": name,
             "shuffle": shuffle,
         }
+
         if self.whole_inputs:
             return masked_blocks.MaskedInputsDataset(**common)
         if options.next_sentence:

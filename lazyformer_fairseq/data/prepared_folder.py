@@ -373,6 +373,7 @@ class PreparedTask(PreparedFolder):
                 f"{self.folder}: {file} did not exist when {self.task.name} was prepared; place it next to the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
+
         counts = self.manifest["splits"][split]
         prefix = self.folder / split
         targets: Any = None
@@ -392,6 +393,7 @@ class PreparedTask(PreparedFolder):
                     dtypes,
                     ndim=1 + self.task.is_multi_label,
                 )
+
             has_rows = len(items) == counts["rows"]
             has_targets = targets is None or len(targets) == counts["rows"]
             has_bytes = (self.folder / f"{split}.bin").stat().st_size == counts["bytes"]
@@ -403,6 +405,7 @@ class PreparedTask(PreparedFolder):
             raise UserError(
                 f"{prefix}.*: the data is damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
+
         longest_input = self.longest if longest is None else longest
         cut = self.count_cut(split, longest_input)
         return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)

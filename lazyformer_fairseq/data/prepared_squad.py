@@ -175,7 +175,8 @@ def _write(
 ) -> dict[str, Any]:
     """Write a split and return its entry in the manifest."""
     windows = make_windows(tokenizer, file, settings)
-    windows = replace(windows, ids=windows.ids.astype(type_of_ids(len(tokenizer.symbols))))
+    dtype = type_of_ids(len(tokenizer.symbols))
+    windows = replace(windows, ids=windows.ids.astype(dtype))
     windows.save(folder / f"{split}.npz")
     shutil.copyfile(file.path, folder / f"{split}.json")
     return {

@@ -49,6 +49,7 @@ def check_data(
     check_dictionaries(folders, dictionary, tokenizer)
     if split != "train":
         folders = folders[:1]
+
     part = 0
     parts = 1
     if torch.distributed.is_initialized():
@@ -57,6 +58,7 @@ def check_data(
     how: How = "quick"
     if verify == "full":
         how = "full"
+
     tokens: list[int] = []
     for folder in folders:
         prefix = Path(folder) / split

@@ -125,7 +125,8 @@ def load_model(
         )
     dictionary = load_dictionary(data / "dict.txt")
     model = loading.build(state, dictionary, checkpoint)
-    return Loaded(model.to(device, PRECISIONS[precision]).eval(), dictionary, task["tgt_len"])
+    model = model.to(device, PRECISIONS[precision]).eval()
+    return Loaded(model, dictionary, task["tgt_len"])
 
 
 def refuse_other_images(loaded: Loaded, data: Path) -> None:
@@ -184,7 +185,9 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
     if item:
         check_memory_fits(mem_len, text)
     attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)
-    parts = Parts.of(len(text), batch_size, lead=attending * math.ceil(mem_len / tgt_len))
+    lead = attending * math.ceil(mem_len / tgt_len)
+    parts = Parts.of(len(text), batch_size, lead)
+
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()

@@ -112,6 +112,7 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         dictionary = _dictionary(pixels, chosen["train"], how)
         dictionary.save(folder / "dict.txt")
         np.save(folder / PALETTE, palette_of(dictionary))
+
         manifest = {
             "corpus": "images",
             "unit": "pixel",
@@ -141,6 +142,7 @@ def find_images(folder: Path) -> Found:
     if not files:
         raise UserError(f"{folder} contains neither images ({', '.join(sorted(PICTURES))}) nor arrays ({ARRAY})")
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
+
     labels = folder / LABELS
     in_folders = [path for path in files if path.parent != folder]
     beside = [path for path in (*files, labels) if path.parent == folder and path.is_file()]
@@ -287,7 +289,10 @@ def _packed(colours: np.ndarray) -> np.ndarray:
 
 def _apart(colours: np.ndarray) -> np.ndarray:
     """Split colors encoded as integers (N,) into red, green and blue (N, 3)."""
-    return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], -1)
+    red = colours >> 16
+    green = colours >> 8 & 255
+    blue = colours & 255
+    return np.stack([red, green, blue], -1)
 
 
 def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dictionary:

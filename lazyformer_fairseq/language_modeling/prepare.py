@@ -122,9 +122,10 @@ class Characters:
         else:
             self.file = Path(file)
         self.name = name
-        of_text8 = {ord(letter): letter for letter in string.ascii_lowercase} | {ord(" "): "_"}
-        self.symbols = of_text8
-        if name != "text8":
+        if name == "text8":
+            self.symbols = {ord(letter): letter for letter in string.ascii_lowercase}
+            self.symbols[ord(" ")] = "_"
+        else:
             self.symbols = {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
             raise UserError(f"{self.file}: no such file; pass the unpacked file {name} or its folder")

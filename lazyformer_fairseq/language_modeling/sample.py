@@ -106,12 +106,14 @@ class Writer:
         barred = torch.arange(len(dictionary), device=device) < dictionary.nspecial
         barred[dictionary.eos()] = dictionary[dictionary.nspecial].startswith("#")  # images have no line ends
         generator = torch.Generator(device).manual_seed(self.seed)
+
         memory = None
         if not model.decoder.why_no_memory:
             memory = WholeMemory(model.decoder.mem_len + tgt_len - 1)
         start = torch.full((len(given_BP), 1), dictionary.eos(), dtype=torch.long)
         ids = torch.cat([start, given_BP], 1).to(device)
         unread = ids
+
         with Progress(
             total=length,
             initial=given_BP.size(1),

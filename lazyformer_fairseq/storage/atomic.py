@@ -105,10 +105,12 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
         descriptor, unfinished = _new_locked_folder(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+
     try:
         remove_leftovers(folder.parent, folder.name)
         with _full_disk_named(folder):
             yield unfinished
+
         _give_usual_modes(unfinished)
         if durable:
             sync_content(unfinished)
@@ -184,16 +186,21 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
         name: name of the file or folder that was being written; by default any.
         deep: whether to search all subfolders as well.
     """
-    pattern = f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 8}{UNFINISHED}"
-    for path in Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern):
+    escaped_name = name if name == "*" else glob.escape(name)
+    random_part = "[0-9a-f]" * 8
+    pattern = f".{escaped_name}.{random_part}{UNFINISHED}"
+    paths = Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern)
+    for path in paths:
         is_folder = path.is_dir()
+        flags = os.O_RDONLY if is_folder else os.O_RDWR  # NFS only locks files opened for writing
         with suppress(OSError):
-            descriptor = os.open(
-                path, os.O_RDONLY if is_folder else os.O_RDWR
-            )  # NFS only locks files opened for writing
+            descriptor = os.open(path, flags)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path) if is_folder else path.unlink()
+                if is_folder:
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
                 logger.info("%s: removed unfinished output of a killed process", path)
             finally:
                 os.close(descriptor)

@@ -104,6 +104,7 @@ def read_index(prefix: Prefix) -> Index:
             if other.is_file():
                 beside = f", although {other.name} exists"
             raise UserError(f"{file}: no such file{beside}; is --data the folder of binarized data?")
+
     with path.open("rb") as stream:
         header = stream.read(HEADER.size).ljust(HEADER.size, b"\0")
     magic, version, code, items = HEADER.unpack(header)
@@ -119,6 +120,7 @@ def read_index(prefix: Prefix) -> Index:
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
         raise UserError(f"{path}: the ids have type {code}, which is not an integer type; binarize the text again")
+
     if not items:
         return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
     sizes = np.memmap(path, np.int32, mode="r", offset=HEADER.size, shape=(items,))

@@ -87,7 +87,8 @@ def read_checked_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
 def _checksum(content: Mapping[str, Any]) -> str:
     """Hash an object's values, independently of key order and whitespace."""
     values = json.loads(json.dumps(content))  # as read from the file: tuples become lists, keys become strings
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_text(path: Path, remedy: str) -> str:

@@ -59,6 +59,7 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         if isinstance(error, FileExistsError):
             problem = "Not a directory"
         raise UserError(f"{folder}: cannot be written ({problem}); choose another folder") from None
+
     try:
         lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -74,6 +75,7 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
             folder,
             error,
         )
+
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
     file.flush()

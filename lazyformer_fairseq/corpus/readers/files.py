@@ -244,10 +244,12 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
     lines: Optional[list[bytes]] = None if piece.start else []  # None: the first lines belong to an earlier range
     first = (0, 1)
     is_preamble = True
+
     with open_decompressed(piece.path, piece.start, piece.end) as file:
         if is_plain and piece.start:
             offset, after_blank = _move_to_line(file, piece)
             number = 2  # line 1 is the one that was skipped, if any; see `place`
+
         for read in file:
             line = read
             if not offset:

@@ -101,6 +101,7 @@ def find_inputs(
         is_folder = os.path.isdir(path)
         if is_url(path):
             is_folder = files_at(path) != [path]
+
         candidates = [path]
         if is_folder:
             candidates = _text_files(path, bad_input, left_out)
@@ -114,6 +115,7 @@ def find_inputs(
                     raise UserError(f"{error}; use --bad-input skip to skip such files in a folder") from None
                 left_out.append(str(error))
                 continue
+
             twin = files.setdefault(os.path.realpath(file), found)
             if twin is not found:
                 raise UserError(f"{file} occurs twice in the inputs ({twin.path} is the same file); list it only once")

@@ -206,7 +206,8 @@ def decoder(settings: TextSettings) -> decoders.Decoder:
         decoders.Replace(SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
-        *map(_decoded, [moses.Rule(" +", " "), moses.Rule(r"\A | \z", "")]),
+        _decoded(moses.Rule(" +", " ")),
+        _decoded(moses.Rule(r"\A | \z", "")),
     ]
     if settings.moses_tokenise:
         steps += map(_decoded, _joining_rules(settings.language))

@@ -109,6 +109,7 @@ class TextTokenizer(ABC):
                 raise UserError(
                     f"{folder / name}: this file does not match {SETTINGS_FILE} (its sha256 differs); {COPY_AGAIN}"
                 )
+
         _, model_file, dictionary_file = cls.files
         try:
             tokenizer = cls._of(folder, description, contents[model_file])

@@ -148,12 +148,14 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         model_type = "BPE"
     model = _checked({"type": model_type, **model}, "model", MODELS)  # older files have no type
     model_type = model["type"]
+
     normaliser = values.get("normalizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
     division = _checked(values.get("pre_tokenizer"), "pre_tokenizer", DIVISIONS)
     if division["type"] != DIVISION_OF_MODEL[model_type]:
         raise UserError(f"the pre_tokenizer {division['type']} does not match the {model_type} model; {ACCEPTED}")
+
     added = as_type(list[AddedToken], values.get("added_tokens", []), "the added_tokens", ACCEPTED)
     recipe = {
         "version": "1.0",
@@ -237,6 +239,7 @@ def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -
     is_sequence = isinstance(values, dict) and values.get("type") == "Sequence"
     if is_sequence and isinstance(values.get("processors"), list):
         processors = values["processors"]
+
     for each in processors:
         type_name = None
         if isinstance(each, dict):
@@ -313,7 +316,8 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> To
     is_bpe = recipe["model"]["type"] == "BPE"
     tokens = recipe["added_tokens"]
     placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
-    model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
+    vocabulary = {**placed, **recipe["model"]["vocab"]}
+    model = {**recipe["model"], "vocab": vocabulary}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
     trimming = None  # post-processor that excludes the space before a byte-level word from its offsets, if any

@@ -97,6 +97,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         self._names = description.special
         self.separators = description.separators
         self.second_type = description.second_type
+
         ids = ids_of(recipe)
         most = 2 * len(ids) + MOST_FREE_ROWS
         if not 0 < description.rows <= most:
@@ -115,10 +116,12 @@ class LibraryTokenizer(interface.TextTokenizer):
                 f"the ids go up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
                 "this model's tokenizer?"
             )
+
         special = {role: ids[symbol] for role, symbol in self._names.items()}
         self.special = SpecialIds(**special)
         symbol_of = {index: symbol for symbol, index in ids.items()}
         self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description.rows)]
+
         silent = tuple(self._names[role] for role in SILENT)
         self._library = library_recipe.build_library(recipe, silent)
         self._model = self._library.model
@@ -265,11 +268,13 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         ids = ids_of(recipe)
         special = _special_symbols(source, options, ids)
         recipe = _with_added(recipe, special, options)
+
         joining = library_recipe.ROBERTA
         if recipe["model"]["type"] == "WordPiece":
             joining = library_recipe.BERT
         if values.get("post_processor") is not None:
             joining = library_recipe.parse_pair_format(values["post_processor"], special["bos"], special["eos"], ids)
+
         if rows is None:
             rows = _optional_json(source / "config.json").get("vocab_size")
         if type(rows) is not int:
@@ -316,6 +321,7 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
         (names for names in USUAL_NAMES if all(name in ids for name in names)),
         (None,) * len(NAMES_OF_ROLES),
     )
+
     special: dict[Role, str] = {}
     for (role, name), default in zip(NAMES_OF_ROLES.items(), usual, strict=True):
         symbol = named.get(name)
@@ -329,6 +335,7 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
                 f"{', '.join(NAMES_OF_ROLES.values())}"
             )
         special[role] = symbol
+
     if len(set(special.values())) < len(special):
         raise UserError(f"the five special symbols {special} are not all different")
     wanted = _optional_json(source / "config.json").get("pad_token_id")

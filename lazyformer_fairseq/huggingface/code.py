@@ -30,7 +30,7 @@ The other files are modules of that package, unchanged except for relative impor
 """
 
 # ruff: noqa: F401
-from . import patterns_kinds
+from . import modules_attention_interface, patterns_kinds
 from .huggingface_models_configuration import LazyFormerConfig
 from .huggingface_models_encoder import LazyFormerModel, LazyFormerPreTrainedModel
 from .huggingface_models_heads import (
@@ -45,6 +45,9 @@ from .patterns_attention_variants import CLASSES
 # Only this model's sublayers are needed, so packages that register others are not imported.
 patterns_kinds._mistakes = []
 {rows}
+
+# An exported model does not include the Triton kernels.
+modules_attention_interface.USES_TRITON = False
 
 # An exported model does not time back ends or store measurements on this machine.
 SELECTOR.measures = False

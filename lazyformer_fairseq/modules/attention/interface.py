@@ -14,6 +14,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import compute_capability
 
 LOWEST_CAPABILITY = (8, 0)  # the lowest compute capability that Triton supports
+USES_TRITON = True  # False in exported models, which do not include the Triton kernels
 # Reasons shared by several back ends.
 NO_DROPOUT = "it does not support attention dropout; use --attention-dropout 0"
 NO_ENTMAX = "it supports softmax but not entmax"
@@ -133,7 +134,9 @@ def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether Triton is installed in a version that accepts tuples as kernel arguments."""
+    """Return whether Triton is installed in a version that accepts tuples as kernel arguments, and may be used."""
+    if not USES_TRITON:
+        return False
     try:
         major, minor, *_ = version("triton").split(".")
     except PackageNotFoundError:

@@ -302,8 +302,8 @@ def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
     sums = one_per_row(output)
     rows_of_tile = 64
     grid = (triton.cdiv(time, rows_of_tile) * batch * heads,)
-    d_rows = _rows(d_output)
-    rows = _rows(output)
+    d_rows = contiguous_rows(d_output)
+    rows = contiguous_rows(output)
     with torch.cuda.device_of(output):
         triton_passes.row_sums_kernel[grid](
             d_rows,
@@ -341,9 +341,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
         "BLOCK_Q",
         q,
         strided={
-            "q": _rows(q),
-            "k": _rows(k),
-            "v": _rows(v),
+            "q": contiguous_rows(q),
+            "k": contiguous_rows(k),
+            "v": contiguous_rows(v),
             "o": output,
         },
         tiles=tiles,
@@ -362,7 +362,7 @@ def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
     }
 
 
-def _rows(x: Tensor) -> Tensor:
+def contiguous_rows(x: Tensor) -> Tensor:
     """Return the tensor with contiguous rows. Views of projections already have contiguous rows and are not copied."""
     if x.stride(-1) == 1:
         return x
@@ -396,9 +396,9 @@ class InTriton(Implementation):
             "BLOCK_K",
             q,
             strided={
-                "q": _rows(q),
-                "k": _rows(k),
-                "d_output": _rows(d_output),
+                "q": contiguous_rows(q),
+                "k": contiguous_rows(k),
+                "d_output": contiguous_rows(d_output),
                 "dv": dv,
             },
             tiles=tiles_for("value_gradient", q),
@@ -446,10 +446,10 @@ class InTriton(Implementation):
             "BLOCK_K",
             q,
             strided={
-                "q": _rows(q),
-                "k": _rows(k),
-                "values": tuple(map(_rows, values)),
-                "d_outputs": tuple(map(_rows, d_outputs)),
+                "q": contiguous_rows(q),
+                "k": contiguous_rows(k),
+                "values": tuple(map(contiguous_rows, values)),
+                "d_outputs": tuple(map(contiguous_rows, d_outputs)),
                 "dq": dq,
                 "dk": dk,
                 "dv": dv,

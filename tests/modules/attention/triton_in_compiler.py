@@ -20,12 +20,19 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from lazyformer_fairseq.modules.attention import triton_kernels, triton_passes
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.sublayers.attention_variants import triton_rope
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 A100, H100 = 80, 90
 SHARED_MEMORY = {A100: 163 * 1024, H100: 227 * 1024}
 # Of a thread's 1020 bytes of registers; kernels of large heads and many layers come to some.
 MOST_SPILLED = 256
+# The modules and names of kernels with a single choice of tiles.
+WITHOUT_TILES = (
+    (triton_passes, "write_rows"),
+    (triton_passes, "row_sums_kernel"),
+    (triton_rope, "rotation_kernel"),
+)
 
 
 class Compiled(NamedTuple):
@@ -71,9 +78,9 @@ def compiled(monkeypatch, tmp_path) -> list[Compiled]:
         return Launched(launch)
 
     monkeypatch.setattr(triton_kernels, "_tuned", compile_all)
-    for name in ("write_rows", "row_sums_kernel"):
-        compile_it = functools.partial(getattr(triton_passes, name).warmup, grid=(1,))
-        monkeypatch.setattr(triton_passes, name, Launched(compile_it))
+    for module, name in WITHOUT_TILES:
+        compile_it = functools.partial(getattr(module, name).warmup, grid=(1,))
+        monkeypatch.setattr(module, name, Launched(compile_it))
     return found
 
 
@@ -103,6 +110,8 @@ def launch_all(size: int, layers: int, dtype: torch.dtype, is_biased: bool = Tru
         kernels.reuse_forward(q, k, v, sums, scores)
         kernels.value_gradient(q, k, v, sums, scores)
         triton_kernels.row_sums(q, v)
+        angles = torch.zeros(time, size).expand_as(q)
+        triton_rope.rotate(q, angles, angles)
     kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, scores)
 
 
@@ -110,7 +119,7 @@ def launch_all(size: int, layers: int, dtype: torch.dtype, is_biased: bool = Tru
 def capability(request, monkeypatch) -> int:
     """Of an absent GPU; kernels know nothing of what they compiled for others."""
     triton.runtime.driver.set_active(absent_gpu(request.param))
-    for kernel in vars(triton_passes).values():
+    for kernel in [*vars(triton_passes).values(), triton_rope.rotation_kernel]:
         if isinstance(kernel, triton.JITFunction):
             kernel.device_caches.clear()
     return request.param
@@ -156,10 +165,11 @@ def test_the_front_end_reads_every_kernel(monkeypatch):
 
     monkeypatch.setattr(CUDABackend, "add_stages", lambda self, stages, *_: stages.update(ttir=stop))
     monkeypatch.setattr(triton_kernels, "_tuned", only_read)
-    for name in ("write_rows", "row_sums_kernel"):
-        monkeypatch.setattr(triton_passes, name, only_read(getattr(triton_passes, name)))
+    for module, name in WITHOUT_TILES:
+        monkeypatch.setattr(module, name, only_read(getattr(module, name)))
     triton.runtime.driver.set_active(absent_gpu(H100))
     for is_biased in (True, False):
         launch_all(64, 1, torch.bfloat16, is_biased)
         launch_all(64, 2, torch.bfloat16, is_biased)
-    assert set(read) == {"forward_kernel", "value_gradient_kernel", "key_side_kernel", "write_rows", "row_sums_kernel"}
+    tiled = {"forward_kernel", "value_gradient_kernel", "key_side_kernel"}
+    assert set(read) == tiled | {name for _, name in WITHOUT_TILES}

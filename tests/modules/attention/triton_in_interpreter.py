@@ -12,8 +12,11 @@ from masked_attention import BUCKETS, Case
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.sublayers.attention_variants import rope
+from lazyformer_fairseq.modules.sublayers.attention_variants.rope import Rotation
 
 KERNELS = InTriton()
 # Largest error of an entry, as a share of the tensor's largest entry.
@@ -176,3 +179,33 @@ def test_an_encoder_learns_as_with_eager():
         found[backend] = [features.detach(), *(parameter.grad.clone() for parameter in encoder.parameters())]
     for fused, eager in zip(found["fused"], found["eager"], strict=True):
         torch.testing.assert_close(fused, eager, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("size", [6, 64])
+@pytest.mark.parametrize("places", ["by index", "given"])
+def test_rotation(dtype: torch.dtype, size: int, places: str, monkeypatch):
+    """The kernel against torch's operations in single precision: keys with a memory, and views of one projection."""
+    batch, heads, time, keys = 2, 3, 70, 81
+    generator = torch.Generator().manual_seed(1)
+    projected = torch.randn(batch, time, 2 * heads * size, generator=generator)
+    x = projected.to(dtype).unflatten(-1, (2 * heads, size)).transpose(1, 2)[:, heads:].requires_grad_()
+    d_rotated = torch.randn(batch, heads, size, time, generator=generator).to(dtype).transpose(-2, -1)
+    scores = Scores()
+    if places == "given":
+        scores = scores.with_own(places_BT=torch.randint(0, 5000, (batch, time), generator=generator))
+    rotation = Rotation(base=100)
+    assert "rotate" in type(rotation(x, scores, keys).grad_fn).__name__, "the kernel rotates"
+
+    def rotated_and_gradient(dtype: torch.dtype) -> list[Tensor]:
+        given = x.detach().to(dtype).requires_grad_()
+        rotated = rotation(given, scores, keys)
+        (gradient,) = torch.autograd.grad(rotated, given, d_rotated.to(dtype))
+        return [rotated, gradient]
+
+    by_kernel = rotated_and_gradient(dtype)
+    monkeypatch.setattr(rope, "_has_kernel", lambda x: False)
+    for found, wanted in zip(by_kernel, rotated_and_gradient(torch.float32), strict=True):
+        assert found.dtype == dtype
+        error = (found.float() - wanted).abs().max() / wanted.abs().max()
+        assert error < TOLERANCE[dtype]

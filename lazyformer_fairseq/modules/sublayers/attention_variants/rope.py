@@ -1,6 +1,7 @@
 """``s[rope=b]``: rotary position embeddings for queries and keys (RoFormer: Su et al., 2021)."""
 
 import math
+import os
 from functools import partial
 from typing import Optional
 
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.interface import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
@@ -123,10 +125,23 @@ class Rotation(nn.Module):
             turns = make()
         time, size = x_BNTD.shape[-2:]
         cos, sin = (each[..., -time:, :] for each in turns)
+        if _has_kernel(x_BNTD):
+            from lazyformer_fairseq.modules.sublayers.attention_variants.triton_rope import rotate
+
+            return rotate(x_BNTD, cos.expand_as(x_BNTD), sin.expand_as(x_BNTD))
         along = x_BNTD * cos
         across = x_BNTD.roll(size // 2, -1)
         turned = torch.addcmul(along, across, sin)
         return turned.to(x_BNTD.dtype)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Return whether the Triton kernel rotates a tensor; in a compiled model, the compiler fuses torch's operations."""
+    if torch.compiler.is_compiling() or x.dtype == torch.float64 or not has_triton():
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    return x.is_cuda and why_no_triton() is None
 
 
 def _cosines_and_sines(

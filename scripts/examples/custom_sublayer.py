@@ -30,6 +30,7 @@ class GlobalMean(Sublayer):
     """The projected mean of all tokens in a text, with C^2 + C parameters."""
 
     attends = True  # reads other tokens
+    has_scores = False  # but does not compute attention scores, to which T5's bias could be added
 
     def __init__(self, embed_dim: int):
         super().__init__()

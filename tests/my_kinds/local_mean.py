@@ -16,6 +16,7 @@ class LocalMean(Sublayer):
     """A projection of the mean of `width` neighboring value projections, with 2 C^2 + 2 C parameters in total."""
 
     attends = True
+    has_scores = False
 
     def __init__(self, embed_dim: int, width: int):
         super().__init__()

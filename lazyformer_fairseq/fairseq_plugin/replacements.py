@@ -343,6 +343,8 @@ def _making(base: type, subclass: Any) -> Callable:
     """Return a ``__new__`` for `base` that creates a `subclass` instance if the subclass serves the arguments."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)
+        if cls is base and subclass.serves(*args, **kwargs):
+            return object.__new__(subclass)
+        return object.__new__(cls)
 
     return new

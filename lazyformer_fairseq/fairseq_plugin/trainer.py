@@ -374,8 +374,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return extra_state
         # The epoch was finished. Averages over the last updates continue across epochs, while averages over an epoch
         # restart. The next step would have been to pass the validation loss to the schedule.
-        if not reset_meters and (meter := extra_state.get("metrics", {}).get("train_inner")) is not None:
-            metrics.load_state_dict({"train_inner": meter})
+        if not reset_meters:
+            meter = extra_state.get("metrics", {}).get("train_inner")
+            if meter is not None:
+                metrics.load_state_dict({"train_inner": meter})
         if not (reset_optimizer or reset_lr_scheduler):
             self.lr_step(extra_state["train_iterator"]["epoch"] - 1, extra_state.get("val_loss"))
         return extra_state
@@ -545,7 +547,8 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
     cfg, chosen = choose_for_all(cfg, trainer)
     with out_of_memory.explained(partial(out_of_memory.before_training, trainer.get_model())):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
-    is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
+    checkpoint = chosen or Path(cfg.save_dir) / LAST
+    is_over = extra_state is not None and trainer.ends_here(epoch_itr, checkpoint)
     if not is_over:
         refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.word_counter)
         with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):

@@ -309,9 +309,15 @@ class TextsBenchmark(Benchmark):
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
     """Return the k most frequent labels as a 0/1 vector (L,), with the k that scores best on `targets` (N, L)."""
-    rank = np.argsort(np.argsort(-targets.sum(0), kind="stable"))
+
+    def score(labels: np.ndarray) -> float:
+        guesses = np.broadcast_to(labels, targets.shape)
+        return metric(guesses, targets)
+
+    by_frequency = np.argsort(-targets.sum(0), kind="stable")
+    rank = np.argsort(by_frequency)
     candidates = [(rank < count).astype(np.int64) for count in range(len(rank) + 1)]
-    return max(candidates, key=lambda labels: metric(np.broadcast_to(labels, targets.shape), targets))
+    return max(candidates, key=score)
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:

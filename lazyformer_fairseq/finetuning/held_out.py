@@ -25,7 +25,9 @@ def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
         UserError: there is already a dev file, the rows cannot be read, or there are too few rows.
     """
     folder = given.data
-    if task is not None or not given.dev_share or folder is None or not files_of(folder, "train"):
+    if task is not None or not given.dev_share:
+        return given
+    if folder is None or not files_of(folder, "train"):
         return given
     if there := files_of(folder, "dev"):
         raise UserError(f"--dev-share {given.dev_share:g}: {folder} already contains {there[0]}; omit the option")

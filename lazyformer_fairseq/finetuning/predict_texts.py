@@ -409,7 +409,8 @@ class Tally:
             self.own_tags.update(tags)
             self.pairs.extend(count_tags(answer.label, tags))
         else:
-            self.pairs.extend(np.hstack([self.task.target_of(answer.label), target]))
+            prediction = self.task.target_of(answer.label)
+            self.pairs.extend(np.hstack([prediction, target]))
 
     @property
     def _text_columns(self) -> list[str]:

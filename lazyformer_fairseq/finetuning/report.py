@@ -46,9 +46,10 @@ def write_report(folder: Path, output: Path) -> str:
         development = "development sets"
     tasks = set(results.grid.tasks)
     of_papers = Table(f"{benchmark.name}, {development}, percent", [cells(row, benchmark, tasks) for row in rows])
+    num_seeds = len(results.grid.seeds)
     of_scores = Table(
         "Each score: median and spread over seeds at the selected learning rate",
-        [_score_row(each, benchmark, len(results.grid.seeds)) for each in results.measurements()],
+        [_score_row(each, benchmark, num_seeds) for each in results.measurements()],
         left=("score", "metric"),
     )
     # With few tasks the paper table is mostly empty, so the grid's own scores come first.
@@ -146,7 +147,10 @@ def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, 
         "these runs": ", ".join(f"{task} {rows:,}" for task, rows in rows_of_task.items()),
         "protocol": ", ".join(f"{task} {rows:,}" for task, rows in official.items() if rows) or NOTHING,
     }
-    for name in dict.fromkeys(name for run in runs for name in run.settings if name not in IDENTITY):
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    for name in names:
+        if name in IDENTITY:
+            continue
         values = dict.fromkeys(run.settings.get(name) for run in runs)
         if list(values) == [None]:
             continue

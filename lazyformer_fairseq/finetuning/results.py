@@ -220,7 +220,8 @@ class Results:
         """Return the baseline's score on a development split, in percent; None if no run of the task has succeeded."""
         for run in self.runs.values():
             if run.task == task:
-                return 100 * run.baseline[split_file(self.benchmark.tasks[task], split)][metric]
+                file = split_file(self.benchmark.tasks[task], split)
+                return 100 * run.baseline[file][metric]
         return None
 
 

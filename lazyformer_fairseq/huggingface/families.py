@@ -226,7 +226,8 @@ def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         if name in shapes:
             found[name] = torch.zeros(shapes[name])
     if f"{HEAD}dense.weight" in found:
-        found[f"{HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
+        generator = torch.Generator().manual_seed(SEED)
+        found[f"{HEAD}dense.weight"].normal_(std=0.02, generator=generator)
         found[f"{HEAD}layer_norm.weight"].fill_(1)
     return found
 

@@ -131,7 +131,8 @@ class Source:
     def use(self) -> "Use":
         """The exported model's use, which depends on its head."""
         if self.head is not None:
-            return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.type, "classifier")]
+            name_of_type = {SPAN: "qa_outputs", TAGS: "token_classifier"}
+            return USES[name_of_type.get(self.head.type, "classifier")]
         if self.has_lm_head:
             return USES["lm_head"]
         return USES[""]
@@ -347,7 +348,9 @@ def write_bert(source: Source, folder: Path) -> type:
     ending = source.use.ending or "Model"
     if source.has_next_sentence:
         ending = "ForPreTraining" if source.has_lm_head else "ForNextSentencePrediction"
-    return _save(config, getattr(transformers, f"Bert{ending}"), weights_of(source, families.FAMILIES[BERT]), folder)
+    model_class = getattr(transformers, f"Bert{ending}")
+    weights = weights_of(source, families.FAMILIES[BERT])
+    return _save(config, model_class, weights, folder)
 
 
 def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:

@@ -80,8 +80,9 @@ def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
 
     @torch.inference_mode()
     def masked(ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        ids = torch.from_numpy(ids_BT).to(device)
         places = torch.from_numpy(np.flatnonzero(at_BT)).to(device)
-        logits_MV, _ = model(torch.from_numpy(ids_BT).to(device), masked_tokens=places, has_padding=False)
+        logits_MV, _ = model(ids, masked_tokens=places, has_padding=False)
         return log_softmax_at(logits_MV, targets)
 
     @torch.inference_mode()

@@ -262,10 +262,12 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
         named = arch
         task = ARCHITECTURES[arch].task
         criterion = "masked_lm_accuracy"
+
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     if not warm:
         at_once = max(1, 512 // tokens)
     at_once *= 16 if run.found else ON_PROCESSOR
+
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
     of_job = (*sizes, *model[2:], *of_recipe, *given)
     job = (named, None, data, of_job, run.sequences_per_update)
@@ -273,6 +275,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     if not run.distill:  # a teacher's memory is not estimated
         run.show_plan(job)
         batch = run.per_gpu or run.batch(job, at_once)
+
     options = f"""
         --task {task} --criterion {criterion}
         --batch-size {batch} --required-batch-size-multiple 1
@@ -292,7 +295,10 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     of_recipe = drop_unsupported_options(causal_options(known, run.recipe).split(), options_by_name(given))
     job = (arch, None, data, (*of_recipe, *given), rows)
     run.show_plan(job)
-    per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
+    at_once = ON_PROCESSOR
+    if run.found:
+        at_once = -(-rows // 8)
+    per_gpu = run.per_gpu or run.batch(job, at_once)
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
         --max-update {known.updates}

@@ -156,8 +156,10 @@ def refuse_long_temporary_folder(workers: int) -> None:
     """
     if workers == 0 or torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return
-    if (surplus := len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET) > 0:
-        length = len(os.fsencode(folder := tempfile.gettempdir()))
+    surplus = len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET
+    if surplus > 0:
+        folder = tempfile.gettempdir()
+        length = len(os.fsencode(folder))
         raise UserError(
             f"--num-workers {workers}: the path of the temporary folder is too long for the data workers' sockets: "
             f"{folder} has {length} characters, but the limit is {length - surplus}; set TMPDIR to a shorter path, for "
@@ -250,7 +252,11 @@ def names_task_of_ours(settings: Any) -> bool:
         settings: parsed options with a task name as `task`, or fairseq's config with a task config as `task`.
     """
     task = getattr(settings, "task", None)
-    return is_task_of_ours(TASK_REGISTRY.get(task if isinstance(task, str) else getattr(task, "_name", None)))
+    if isinstance(task, str):
+        name = task
+    else:
+        name = getattr(task, "_name", None)
+    return is_task_of_ours(TASK_REGISTRY.get(name))
 
 
 def is_task_of_ours(task: Any) -> bool:

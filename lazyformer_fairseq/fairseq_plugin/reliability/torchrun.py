@@ -96,7 +96,9 @@ def main(arguments: list[str]) -> int:
         codes = {failure.exitcode for failure in failures}
         # A signal kills a process that has nothing to save yet, and a second Ctrl-C kills any process.
         if Agent.signalled:
-            codes |= {INTERRUPTED if -code == signal.SIGINT else EXIT_CODE for code in codes if -code in SIGNALS}
+            killing_signals = {-code for code in codes if -code in SIGNALS}
+            for number in killing_signals:
+                codes.add(INTERRUPTED if number == signal.SIGINT else EXIT_CODE)
         if preempted := codes & {INTERRUPTED, EXIT_CODE}:
             return max(preempted)
         if not any(failure.message == command_line.USER_ERROR for failure in failures):

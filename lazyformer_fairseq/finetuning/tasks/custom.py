@@ -179,7 +179,9 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
             raise UserError(f"{path}: all label lists are empty, so nothing can be learned from them")
     elif not label_type and given.labels:
         label_type = settings.CLASSES
-    if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
+    has_lists = label_type == settings.LISTS
+    wants_lists = given.label_type == settings.LISTS
+    if given.label_type and has_lists != wants_lists:
         raise UserError(
             f"--label-type {given.label_type}: the first row of {path} has labels of a different type; omit the option"
         )
@@ -218,9 +220,10 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
     """Return True if the first labeled row has a list of labels."""
     layout = row.splits["train"]
     rows = read_rows(path)
-    reader = RowReader.of(path, next(rows).fields, layout.texts, layout.label)
-    full = (found for found in rows if len(found.fields) == len(reader.names))
-    word = next(map(reader.label_of, full), None)
+    header = next(rows).fields
+    reader = RowReader.of(path, header, layout.texts, layout.label)
+    complete = (found for found in rows if len(found.fields) == len(reader.names))
+    word = next(map(reader.label_of, complete), None)
     return word is not None and parse_label_list(word) is not None
 
 

@@ -57,6 +57,7 @@ class Bounds:
         is_above = value > self.low or (value == self.low and not self.is_open)
         if is_number and is_above and value <= self.high and value < self.below:
             return ""
+
         least = f"{self.low:g} or more"
         if self.high < math.inf:
             least = f"from {self.low:g} to {self.high:g}"
@@ -66,6 +67,7 @@ class Bounds:
             least = f"more than {self.low:g}"
             if self.high < math.inf:
                 least += f" and at most {self.high:g}"
+
         if is_number:
             return least
         number = "a whole number" if self.is_whole else "a number"
@@ -407,11 +409,13 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         "required": one.default is MISSING and one.default_factory is MISSING,
         "show_default": described.shown or not is_empty,
     }
+
     if value_type is bool:
         is_plain = "/" in flag or (default is False and not is_optional)
         if not is_plain:
             flag = f"{flag}/--no-{flag.removeprefix('--')}"
         return click.option(flag, *other_flags, one.name, is_flag=True, **how)
+
     how["metavar"] = described.metavar
     if is_several:
         words = ",".join(map(str, default or ()))

@@ -193,6 +193,7 @@ class TrainedModel(nn.Module):
             if task.tags_words:
                 parts = (" ".join(words_of(parts[0])),)
             rows.append(parts)
+
         inputs, is_cut = self._inputs(rows, self.longest_of(name))
         eos = self.tokenizer.special.eos
         filled = [number for number, ids in enumerate(inputs) if not lacks_text(ids, eos)]
@@ -202,6 +203,7 @@ class TrainedModel(nn.Module):
             found = self._tags(sentences, name, max_tokens)
         else:
             found = self._answers([inputs[number] for number in filled], name, max_tokens)
+
         for number, answer in zip(filled, found, strict=True):
             answers[number] = answer
         return [
@@ -325,6 +327,7 @@ class TrainedModel(nn.Module):
             raise UserError(f"fill_mask({text!r}): expected a single text")
         if topk < 1:
             raise UserError(f"fill_mask: topk is {topk}; it must be at least 1")
+
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
@@ -334,6 +337,7 @@ class TrainedModel(nn.Module):
             raise UserError(
                 f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur exactly once"
             )
+
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         count = min(topk, logits.size(-1))
         probabilities, words = logits.softmax(dim=-1)[0].topk(count)

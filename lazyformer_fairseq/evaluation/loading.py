@@ -166,6 +166,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
         options = {name: value for name, value in options.items() if name != "_name"}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{not_ours} ({error!r})") from error
+
     try:
         cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
@@ -173,6 +174,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     has_tensors = isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())
     if not has_tensors:
         raise UserError(f"{not_ours}: its weights are not tensors")
+
     try:
         # Compare shapes on the meta device first: a few bytes of settings can require more memory than is available.
         with torch.device("meta"):

@@ -49,6 +49,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, but this run's has "
             f"{own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
+
     own_hash = own["dictionary_sha256"]
     loaded_hash = loaded.get("dictionary_sha256", own_hash)
     if not torch.equal(loaded_hash.to(own_hash.device), own_hash):
@@ -56,6 +57,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             "the checkpoint was trained with a different dictionary of the same size, which has different symbols or a "
             "different order; use the tokenizer and data that the checkpoint was trained with"
         )
+
     advice = "pass the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
     for name, weight in own.items():
         if name not in loaded:
@@ -75,6 +77,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             raise UserError(f"the checkpoint's {name} claims to be larger than the file; do not use this checkpoint")
         if not found.isfinite().all():
             raise UserError(f"the checkpoint's {name} contains NaN or Inf; use an older checkpoint")
+
     if lacking := [name for name in loaded if name not in own]:
         raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
 

@@ -128,7 +128,8 @@ class Local(Executor):
 
     def _end(self, place: Slot) -> JobResult:
         """Return the outcome of a slot's job, after the slot's pipe has become readable."""
-        worker, call = place.worker, place.call
+        worker = place.worker
+        call = place.call
         assert worker is not None and call is not None
         place.call = None
         try:

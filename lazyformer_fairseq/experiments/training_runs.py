@@ -253,10 +253,12 @@ def _interleave(trainings: Sequence[Training], progress: Progress) -> None:
         if not training.curve:
             training.validate()
     progress.unpause()  # otherwise the remaining time would be estimated as if these validations were updates
+
     while True:
         behind = min(trainings, key=lambda training: training.updates / training.job.updates)
         if behind.updates >= behind.job.updates:
             break
+
         before = behind.updates
         try:
             behind.update()
@@ -266,18 +268,21 @@ def _interleave(trainings: Sequence[Training], progress: Progress) -> None:
             print(f"{behind.job}: diverged. {error}", flush=True)
             behind.mark_diverged()
         progress.update(behind.updates - before)
+
         code = behind.stop.agreed_code()
         if code:
             for training in trainings:
                 training.save()
             print("stopped by a signal: all runs have been saved; run the same command again to resume", flush=True)
             raise SystemExit(code)
+
         if behind.is_due():
             behind.validate()
             behind.save()
             progress.unpause()
             *_, measure = list(behind.curve)[:3]  # the first metric comes after updates and seconds
-            progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
+            values = [f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings]
+            progress.set_postfix_str(", ".join(values))
 
 
 def train_alone(job: Job, open_training: OpenTraining, threads: int) -> None:

@@ -72,10 +72,12 @@ class Setting:
         try:
             value = type_(text)
         except ValueError:
-            needed = " or ".join([f"a {'whole ' * (type_ is int)}number", *self.choices])
+            number = "a whole number" if type_ is int else "a number"
+            needed = " or ".join([number, *self.choices])
             raise ValueError(f"{self.name} needs {needed}, not {text!r}") from None
         if abs(value) > LARGEST or not self.low <= value <= self.high:  # also true for NaN
-            raise ValueError(f"{self.name} must be {self.bounds}, not {text[:20]}{'...' * (len(text) > 20)}")
+            shown = f"{text[:20]}..." if len(text) > 20 else text
+            raise ValueError(f"{self.name} must be {self.bounds}, not {shown}")
         return value
 
     def _word(self, text: str) -> str:

@@ -37,7 +37,9 @@ BRC = "brc"
 NBRC = "nbrc"
 MINGRU = "mingru"
 # Types of norms; all sublayers of a network use the same type.
-LAYER, RMS = NORMS = "layer", "rms"
+LAYER = "layer"
+RMS = "rms"
+NORMS = (LAYER, RMS)
 
 ENTRY_POINTS = "lazyformer_fairseq.kinds"
 VARIABLE = "LAZYFORMER_KINDS"

@@ -234,7 +234,7 @@ class OnBackEnd:
             predicted: the number of tokens per sequence to compute logits for; None for all.
         """
         model = self.model
-        forward = count_flops(model.pattern, model.sizes, time, model.memory, batch, predicted)
+        forward = count_flops(model.pattern, model.sizes, time, memory=model.memory, batch=batch, predicted=predicted)
         if training:
             return 3 * forward
         return forward
@@ -285,9 +285,11 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
 
 def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     """Build the baseline Transformer-XL (a tiny one if all models are tiny), followed by the causal models."""
-    baseline, words = "transformer_xl_base", WORDS
+    baseline = "transformer_xl_base"
+    words = WORDS
     if all(name.endswith("_tiny") for name in settings.causal_archs):
-        baseline, words = "transformer_xl_tiny", 1000
+        baseline = "transformer_xl_tiny"
+        words = 1000
     models = []
     for name in dict.fromkeys([baseline, *settings.causal_archs]):
         model = causal_model(name, words)

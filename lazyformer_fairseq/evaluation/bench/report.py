@@ -60,10 +60,13 @@ def _baselines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
-    rounds = len(cell["rows"][0]["seconds"]["samples"]) if cell["rows"] else 0
+    rounds = 0
+    if cell["rows"]:
+        rounds = len(cell["rows"][0]["seconds"]["samples"])
+    unit = "round" if rounds == 1 else "rounds"
     yield (
         f"{WORKLOADS[cell['workload']].title}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
-        f"{rounds} round{'s' * (rounds != 1)}; fastest matmul {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+        f"{rounds} {unit}; fastest matmul {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
     speedups = {f"x {name}": name for name in _baselines([cell])}
     if cell["rows"]:

@@ -201,7 +201,8 @@ class Update:
         if self.masters is not self.weights:
             torch._foreach_copy_([weight for weight, _ in trained], [master for _, master in trained])
         for weight, master in trained:
-            weight.grad = master.grad = None
+            weight.grad = None
+            master.grad = None
 
     def held_bytes(self) -> int:
         """Return the size in bytes of the weights and everything that the optimizer keeps between updates."""

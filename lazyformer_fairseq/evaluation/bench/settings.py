@@ -44,9 +44,11 @@ def _product(text: str) -> tuple[int, int]:
 
 
 def _like_bert(name: str) -> str:
-    rows = (ARCHITECTURES["bert_base"], {**CAUSAL_ARCHITECTURES, **ARCHITECTURES}[arch_named(name)])
-    bert, own = (split_sublayers(expand(row.sublayer_pattern)) for row in rows)
-    if name in CAUSAL_ARCHITECTURES or own != bert[:2] * (len(own) // 2):
+    row = {**CAUSAL_ARCHITECTURES, **ARCHITECTURES}[arch_named(name)]
+    bert = split_sublayers(expand(ARCHITECTURES["bert_base"].sublayer_pattern))
+    own = split_sublayers(expand(row.sublayer_pattern))
+    repeats_sf = own == bert[:2] * (len(own) // 2)
+    if name in CAUSAL_ARCHITECTURES or not repeats_sf:
         raise UserError(f"{name} is not an encoder that repeats sf, as the baselines do; use bert_base, for example")
     return name
 

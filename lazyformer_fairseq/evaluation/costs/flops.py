@@ -348,6 +348,7 @@ def _outside_of_any(sizes: Sizes) -> _OtherCosts:
     }
     token = _empty(1, 1, dtype=torch.long)
     features = _empty(1, sizes.embed_dim)
+
     if isinstance(sizes, CausalSizes):
         with _SkipInit():
             decoder = CausalDecoder(
@@ -389,9 +390,10 @@ def _outside_of_any(sizes: Sizes) -> _OtherCosts:
         of_input = 0
         of_prediction = _count(lambda: F.linear(dense(features), head.weight))
         parts = (encoder, head)
-    parameters = {
-        parameter for part in parts for parameter in part.parameters()
-    }  # a set, to count shared parameters once
+
+    parameters: set[nn.Parameter] = set()  # a set, to count shared parameters once
+    for part in parts:
+        parameters.update(part.parameters())
     return _OtherCosts(_count_numbers(parameters), of_input, of_prediction)
 
 

@@ -249,7 +249,8 @@ def peak_memory(call: Callable[[], object], device: torch.device | str) -> int:
             gc.enable()
     assert recorded.profiler is not None
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
+    held = 0
+    highest = 0
     for _, taken in sorted((event.start_ns(), event.nbytes()) for event in events):
         held += taken
         highest = max(highest, held)

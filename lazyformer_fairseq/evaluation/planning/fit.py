@@ -249,8 +249,12 @@ def make_plan(
     chosen = fits.get(back_end) or fit(job, place, back_end)
     if back_end != AUTO:
         fits[back_end] = chosen
-    speed, whose = (teraflops, "") if teraflops else default_speed(place.device, place.precision)
-    return Plan(job, place, list(fits.values()), chosen, speed, whose, data_bytes)
+    if teraflops:
+        speed = teraflops
+        speed_source = ""
+    else:
+        speed, speed_source = default_speed(place.device, place.precision)
+    return Plan(job, place, list(fits.values()), chosen, speed, speed_source, data_bytes)
 
 
 @cache
@@ -320,8 +324,9 @@ def _sentences(plan: Plan) -> list[str]:
         back_end = chosen.back_end
         if back_end == AUTO:
             back_end = "the back end with the highest memory use that auto may select"
+        units = f"{place.unit}s" if place.processes > 1 else place.unit
         update = (
-            f"One update is {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {sequences} "
+            f"One update is {place.processes} {units} x {chosen.batch} {sequences} "
             f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {sequences} of {job.time} "
             f"tokens, measured with {back_end}."
         )
@@ -330,10 +335,12 @@ def _sentences(plan: Plan) -> list[str]:
             f"THIS DOES NOT FIT: even single {sequences} take {chosen.memory.peak / GB:,.1f} GB, but only "
             f"{USABLE * place.memory / GB:,.1f} GB are usable. Choose {_remedies(plan, sequences)}."
         )
+
     training = (
         f"The run has {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens and {job.flops:.2e} "
         f"FLOPs. It takes {_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s per {place.unit} ({plan.speed})."
     )
+
     if plan.data_bytes is not None:
         data = f"{plan.data_bytes / GB:,.2f} GB of data"
     elif job.vocab_size <= 65_500:
@@ -344,6 +351,7 @@ def _sentences(plan: Plan) -> list[str]:
         f"Disk space is needed for {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB each, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB in total, and {data}."
     )
+
     gaps = "gaps between tensors"
     if place.device == "cuda":
         gaps = "CUDA and gaps between tensors"

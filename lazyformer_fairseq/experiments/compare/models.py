@@ -173,6 +173,7 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
         part = "encoder"
         rows = ARCHITECTURES
     row = rows.get(what)
+
     if "layers" in own:
         raise UserError(
             f"--model {name}={spec}: layers works only with fairseq: and hf: models; a pattern already determines its "
@@ -180,6 +181,7 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
         )
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch and keeps that arch's widths")
+
     named_by = "pattern"
     arch = None
     pattern = what
@@ -194,6 +196,7 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
         if "_" in what:
             named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists them'}"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
+
     if keeps:
         options = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {size: getattr(row, f"{part}_{option}") for size, option in options} | own

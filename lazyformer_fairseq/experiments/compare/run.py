@@ -65,12 +65,14 @@ def compare(
     compared = settings.row.load(settings)
     compared.train_at(place)
     compared.report_to = report_to
+
     for spec in settings.specs.values():
         compared.given(RecipeOverrides, spec)  # raises a UserError for an unknown option
         given = options_by_name(settings.words_of(spec))
         ours = sorted(given.keys() & COUNTED.keys())
         if ours:
             raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
+
     specs = with_equal_parameters(compared)
     checksums = compared.hash_data()
     kept_settings = asdict(settings) | hashes_as_settings(checksums)
@@ -79,15 +81,20 @@ def compare(
         for name, (own, updates) in lengths.items():
             compared.refuse_too_many_words(name, updates)
             refuse_too_short(compared, specs[own], name, updates)
+
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
-        compared.train([job for tries in tried.values() for job in tries], "rates")
+        all_tries = [job for tries in tried.values() for job in tries]
+        compared.train(all_tries, "rates")
         choices = choose_rates(settings, tried)
+
         runs = {}
         for name, (own, _) in lengths.items():
             rate = choices[own]["rate"]
             runs[name] = {seed: jobs.job(name, seed, rate) for seed in settings.seeds}
-        compared.train([runs[name][seed] for seed in settings.seeds for name in runs], "training")
+        all_runs = [runs[name][seed] for seed in settings.seeds for name in runs]
+        compared.train(all_runs, "training")
+
         costs = load_or_create(folder / COSTS, lambda: measure_costs(compared, runs))
         shares = settings.trained()
         models = {}

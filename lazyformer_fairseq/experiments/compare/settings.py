@@ -192,7 +192,10 @@ COUNTED = {
 }
 
 AXES = ("updates", "flops", "seconds")  # horizontal axes of the curves
-MODELS, SIZES, VALIDATION = "Models", "Sizes of all models", "Validation"  # sections of --help
+# Sections of --help.
+MODELS = "Models"
+SIZES = "Sizes of all models"
+VALIDATION = "Validation"
 of_models = partial(option, section=MODELS)
 of_length = partial(option, section="Training length")
 of_optimization = partial(option, section="Optimization")

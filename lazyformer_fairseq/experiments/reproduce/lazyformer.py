@@ -285,6 +285,7 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
         "size": "tiny" if size.is_tiny else "paper",
         "updates": size.updates,
     }
+
     timed_alone = ", ".join(arch for arch in PRINTED if arch not in inputs.models) or "none"
     introduction = (
         "Columns and rows marked (paper) show the numbers printed in arXiv 2102.12702. All others were measured here "
@@ -297,6 +298,7 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
             f"with {size.length} tokens per sequence, {size.sequences} sequences per update and {size.updates:,} "
             f"updates. In the benchmarks, all models have the same tiny widths.\n\n{introduction}"
         )
+
     return Reproduction(
         paper="LazyFormer",
         settings=settings,
@@ -339,6 +341,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
             output=inputs.glue,
         )
         steps.append(step)
+
     steps += [
         Step(
             name="corpus",
@@ -362,6 +365,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
             removes_partial_output=True,
         ),
     ]
+
     for arch in inputs.models:
         updates = finetuned_updates(arch, size)
         pretrained = out / "pretraining" / arch

@@ -297,6 +297,7 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
             f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers were measured on "
             f"different texts.\n\n{introduction}"
         )
+
     return Reproduction(
         paper="PAR Transformer",
         settings={
@@ -490,6 +491,7 @@ class _Page:
                 if cell["workload"] == "causal":
                     seconds |= {row["model"]: row["seconds"] for row in cell["rows"]}
         baseline = seconds.get(self.size.arch(BASE[0]))
+
         rows = []
         for printed in BASE_MODELS:
             job = job_of_arch(printed.arch)
@@ -517,6 +519,7 @@ class _Page:
                     "GFLOPs (paper)": f"{printed.gigaflops}",
                 }
             )
+
         blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are for the paper's model sizes."]
         if not results.exists():
             blocks.append(missing("bench"))

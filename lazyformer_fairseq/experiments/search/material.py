@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Union
 
 import torch
@@ -111,13 +111,14 @@ class SearchContext:
         text = data_options(**self.text)
         if isinstance(text, MaskedTextOptions):
             first, last = parse_masking_rates(text.mask_prob)
-            if first != last or text.length_schedule:
-                if first != last:
-                    what = f"--mask-prob {text.mask_prob}"
-                else:
-                    what = "--length-schedule"
+            varies = ""
+            if first != last:
+                varies = f"--mask-prob {text.mask_prob}"
+            elif text.length_schedule:
+                varies = "--length-schedule"
+            if varies:
                 raise UserError(
-                    f"{what}: in a search, the mask probability and the length must be the same for all updates"
+                    f"{varies}: in a search, the mask probability and the length must be the same for all updates"
                 )
             self.training_lengths = (text.tokens_per_sample, 0)
             self.predicted_share = first
@@ -172,12 +173,10 @@ class SearchContext:
 
     def relative_flops(self, pattern: str) -> float:
         """Return a pattern's FLOPs per update relative to the baseline's."""
-        predicted = round(self.predicted_share * self.training_lengths[0])
-        of_pattern, of_baseline = (
-            count_flops(each, self.network_sizes, *self.training_lengths, predicted=predicted)
-            for each in (pattern, self.settings.baseline)
-        )
-        return of_pattern / of_baseline
+        time, memory = self.training_lengths
+        predicted = round(self.predicted_share * time)
+        flops = partial(count_flops, sizes=self.network_sizes, time=time, memory=memory, predicted=predicted)
+        return flops(pattern) / flops(self.settings.baseline)
 
     @cached_property
     def compared(self) -> ComparedTask:

@@ -87,7 +87,8 @@ class Space:
         def outside(subnet: Subnet) -> float:
             return band.distance(self.latency(subnet))
 
-        nearest = subnet = self.draw(chance)
+        subnet = self.draw(chance)
+        nearest = subnet
         for _ in range(DRAWS):
             if outside(subnet) == 0:
                 return subnet

@@ -58,6 +58,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
                 f"--candidates: {lazy} with {sublayer.text}: a search mixes the distributions that {lazy} reuses, but "
                 f"{sublayer.text} does not compute a distribution over the input tokens only; omit one of the two"
             )
+
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
         return

@@ -387,6 +387,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
         clocks = CLOCKS
         if len(models) == 1:
             clocks = ("curve",)
+
         for clock in clocks:
             own = _times(comparison.families[baseline], clock, value, measure)
             if target == BASELINE:  # by definition, the baseline reaches its own final value at its end, not earlier
@@ -394,6 +395,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
             times = own
             if family != baseline:
                 times = _times(models, clock, value, measure)
+
             ratios = {}
             for cost in COSTS:
                 ratio = _ratio(times, own, cost)

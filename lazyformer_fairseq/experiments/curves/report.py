@@ -276,6 +276,7 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
                 for border in history.at(axis, history.borders):
                     panel.axvline(border, color=colour, linewidth=0.8, linestyle="--")
             label_cost(panel, axis)
+
         measure = next(iter(shown.values())).measure
         if training:
             measure += " (thin: training loss)"

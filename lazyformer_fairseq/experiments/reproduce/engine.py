@@ -201,6 +201,7 @@ class Reproduction:
             if step.record(out):
                 row["state"] = "done"
             rows.append(row)
+
         absolute = out.absolute()
         existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
         free = shutil.disk_usage(existing).free / GB
@@ -210,6 +211,7 @@ class Reproduction:
         )
         if free < gigabytes_left:
             to_do += " THIS DOES NOT FIT."
+
         assumptions = (
             f"Hours assume a training speed of {speed / 1e12:g} TFLOP/s (--teraflops) and a backward pass that costs "
             f"as much as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. Other steps "

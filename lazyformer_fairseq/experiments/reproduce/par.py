@@ -405,6 +405,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
         splits = []
     if training.corpus == WIKITEXT and arch in BASE:
         splits.append("valid")
+
     folder = out / "training" / training.name
     options = {
         **size.pretraining,
@@ -423,10 +424,11 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
             checkpoints=KEPT_CHECKPOINTS,
         )
     ]
+
     lengths = next(length for length in ("large", "24b", "base") if length in arch)
+    evaluation = size.evaluation or {"lengths": lengths}
     for split in splits:
         result = folder / f"{split}.json"
-        evaluation = size.evaluation or {"lengths": lengths}
         options = {"split": split, **evaluation, "json": result}
         step = Step(
             name=f"{split}_{training.name}",

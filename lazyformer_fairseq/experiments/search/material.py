@@ -60,6 +60,7 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
     for word in given:
         if word.split("=")[0] in SET_BY_SEARCH:
             raise UserError(f"{word}: the search sets this option itself; omit it (see lazyformer search --help)")
+
     model_options, data_options, rows, generic = OPTIONS_OF_TASK[task]
     fitting = (generic, *rows)
     if arch not in fitting:
@@ -75,6 +76,7 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
         raise UserError(
             f"{error}; options that are unknown to lazyformer search are passed to the model and its data"
         ) from None
+
     of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # all blocks in a search have the same length
     if arch in rows:
         of_arch = rows[arch].options()

@@ -129,6 +129,7 @@ def _draw_front(result: Result, path: Path) -> None:
             losses = [loss for loss in each["losses"] if loss is not None]
             latencies = [each["predicted"]] * len(losses)
             axis.plot(latencies, losses, color="0.85", linewidth=0.8, zorder=1)
+
         for rung, (updates, shade) in enumerate(zip(lengths, shades, strict=True)):
             made = [each for each in result["trained"] if each["losses"][rung] is not None]
             axis.plot(
@@ -141,12 +142,14 @@ def _draw_front(result: Result, path: Path) -> None:
                 label=f"after {updates:,} updates",
                 zorder=2,
             )
+
         for name, style in styles(FRONTS).items():
             if name in result:
                 points = [point for point in result[name]["points"] if point["pattern"]]
                 predicted = [point["predicted"] for point in points]
                 losses = [point["loss"] for point in points]
                 axis.plot(predicted, losses, label=result[name]["method"], linewidth=1, zorder=3, **style)
+
         baseline = result["baseline"]
         axis.plot([baseline["predicted"]], [baseline["loss"]], "k*", markersize=13, label="baseline", zorder=4)
         axis.set(xlabel="predicted latency, ms", ylabel="validation loss, bits")

@@ -13,6 +13,7 @@ import xxhash
 from rensa import RMinHash
 
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep
+from lazyformer_fairseq.corpus.vocabulary import word_hashes
 
 # Non-ASCII punctuation: Latin, general, Chinese and Japanese, full-width.
 PUNCTUATION = re.compile(
@@ -66,7 +67,7 @@ def bands(text: str) -> list[int]:
     0.9.
     """
     words = _folded(text).translate(NOT_WORDS_TO_SPACES).split()
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
+    hashes = word_hashes(words)
     runs = max(1, len(words) - SHINGLE + 1)  # a shorter text is a single shingle
     shingles = np.zeros(runs, dtype=np.uint64)
     for place in range(min(SHINGLE, len(words))):

@@ -196,16 +196,13 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     item = item_length(data)
     result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, batch_size=settings.batch_size, item=item)
     if settings.json is not None:
-        about = {
-            "checkpoint": str(checkpoint),
-            "data": str(data),
-            "split": settings.split,
-            "unit": unit,
-        }
         write_json(
             settings.json,
             {
-                **about,
+                "checkpoint": str(checkpoint),
+                "data": str(data),
+                "split": settings.split,
+                "unit": unit,
                 **used,
                 "batch_size": settings.batch_size,
                 **result.as_json(),

@@ -116,11 +116,11 @@ def load_model(
     task = state["cfg"].get("task") or {}
     trained_on = task.get("_name")
     if trained_on != "stream_language_modeling":
-        told = "it names no task"
+        origin = "it names no task"
         if trained_on:
-            told = f"it was trained on the task {trained_on}"
+            origin = f"it was trained on the task {trained_on}"
         raise UserError(
-            f"{checkpoint}: this is not a language model from this package; {told}. Use a checkpoint written by "
+            f"{checkpoint}: this is not a language model from this package; {origin}. Use a checkpoint written by "
             "scripts/train_language_model.sh or by fairseq-train --task stream_language_modeling"
         )
     dictionary = load_dictionary(data / "dict.txt")

@@ -127,13 +127,13 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
     """
     network = network_of(model)
     if network is None:
-        told = None
+        outputs = None
     else:
-        told = pop_expert_outputs(network)
-    if told is None:
+        outputs = pop_expert_outputs(network)
+    if outputs is None:
         return loss
-    penalty = told.loss * sample_size
-    to_log |= {"experts_loss": penalty.detach(), "experts_dropped": told.dropped, "experts_wanted": told.wanted}
+    penalty = outputs.loss * sample_size
+    to_log |= {"experts_loss": penalty.detach(), "experts_dropped": outputs.dropped, "experts_wanted": outputs.wanted}
     return loss + penalty
 
 

@@ -141,8 +141,9 @@ def punctuation_rules(language: str) -> list[Rule]:
     return list(itertools.starmap(Rule, rules))
 
 
+SINGLE_SPACES = Rule(f"[{WHITESPACE}]+", " ")
 NO_SPACE_AT_EDGES = Rule(f"{START} +| +{END}", "")
-WHITESPACE_RULES = [Rule(f"[{WHITESPACE}]+", " "), NO_SPACE_AT_EDGES]
+WHITESPACE_RULES = [SINGLE_SPACES, NO_SPACE_AT_EDGES]
 
 
 def word_rules(language: str) -> list[Rule]:
@@ -155,9 +156,9 @@ def word_rules(language: str) -> list[Rule]:
     numeric = character_class(MosesTokenizer.IsN)
     special = rf"[^{alphanumeric}{WHITESPACE}.'`,\-{SIGNS}]"
     return [
-        Rule(f"[{WHITESPACE}]+", " "),
+        SINGLE_SPACES,
         Rule(r"[\x00-\x1f]", ""),
-        Rule(f"{START} +| +{END}", ""),
+        NO_SPACE_AT_EDGES,
         Rule(f"(?={special})|(?<={special})", " "),  # PAD_NOT_ISALNUM
         Rule(rf"(?<!\.)(?=\.\.)|(?<=\.\.)(?!\.)(?={NOT_SIGN})", " "),  # replace_multidots
         Rule(rf"[^{numeric}{SIGNS}]\K,", " , "),  # COMMA_SEPARATE_1, 2, 3
@@ -166,7 +167,7 @@ def word_rules(language: str) -> list[Rule]:
         *_apostrophe_rules(language, numeric),
         *_full_stop_rules(moses),
         Rule(" +", " "),
-        Rule(f"{START} +| +{END}", ""),
+        NO_SPACE_AT_EDGES,
         Rule(rf"(?=\.'{END})|(?<=\.)(?='{END})", " "),  # TRAILING_DOT_APOSTROPHE
         # restore_multidots, which also replaces occurrences of its marker in the input text
         Rule(r"(?:DOT)+\KMULTI", MARK),

@@ -15,21 +15,21 @@ def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
 
     The loss is multiplied by the network's weight `experts_loss`. Returns None if there are no experts or no outputs.
     """
-    told = [experts.pop_expert_outputs() for experts in network.options.common.get(EXPERTS, ())]
-    told = [each for each in told if each is not None]
-    if not told:
+    outputs = [experts.pop_expert_outputs() for experts in network.options.common.get(EXPERTS, ())]
+    outputs = [each for each in outputs if each is not None]
+    if not outputs:
         return None
     return ExpertOutputs(
-        loss=network.experts_loss * torch.stack([each.loss for each in told]).sum(),
-        dropped=torch.stack([each.dropped for each in told]).sum(),
-        wanted=torch.stack([each.wanted for each in told]).sum(),
+        loss=network.experts_loss * torch.stack([each.loss for each in outputs]).sum(),
+        dropped=torch.stack([each.dropped for each in outputs]).sum(),
+        wanted=torch.stack([each.wanted for each in outputs]).sum(),
     )
 
 
 def auxiliary_loss(network: Stack) -> Union[Tensor, float]:
     """Return the auxiliary loss per token, in nats, of learned spans and of the last forward pass's experts."""
     loss = sum(span.penalty() for span in network.options.common.get(SPANS, ()))
-    told = pop_expert_outputs(network)
-    if told is not None:
-        loss = loss + told.loss
+    outputs = pop_expert_outputs(network)
+    if outputs is not None:
+        loss = loss + outputs.loss
     return loss

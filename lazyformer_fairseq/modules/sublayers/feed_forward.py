@@ -210,7 +210,7 @@ class Experts(Sublayer):
             :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has distributed them.
         exchange: a function that sends inputs to the processes of their experts: (:meth:`compute`, inputs (P, C) sorted
             by expert, counts (E,)) -> outputs (P, C). None if this process has all experts.
-        told: the auxiliary outputs of the last training forward pass.
+        auxiliary_outputs: what the last training forward pass produced besides its output.
     """
 
     takes_documents = True
@@ -231,16 +231,16 @@ class Experts(Sublayer):
         self.gate = nn.Linear(embed_dim, self.count, bias=False)
         self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(feed_forwards)})
         self.exchange: Optional[Callable[[Callable, Tensor, Tensor], Tensor]] = None
-        self.told: Optional[ExpertOutputs] = None
+        self.auxiliary_outputs: Optional[ExpertOutputs] = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "told": None}  # tensors with a graph cannot be copied or pickled
+        return {**self.__dict__, "auxiliary_outputs": None}  # tensors with a graph cannot be copied or pickled
 
     def pop_expert_outputs(self) -> Optional[ExpertOutputs]:
         """Return the auxiliary outputs of the last training forward pass, and reset them."""
-        told = self.told
-        self.told = None
-        return told
+        outputs = self.auxiliary_outputs
+        self.auxiliary_outputs = None
+        return outputs
 
     @override
     def forward(
@@ -259,9 +259,9 @@ class Experts(Sublayer):
             return self._by_all(x_SC, gates_SE).view_as(x_BTC), {}
         texts = self._texts(x_BTC, shared)
         assigned = self.assign(gates_SE, texts)
-        self.told = None
+        self.auxiliary_outputs = None
         if self.training:
-            self.told = ExpertOutputs(
+            self.auxiliary_outputs = ExpertOutputs(
                 loss=self._balance(gates_SE, texts),
                 dropped=assigned.wanted - assigned.counts_E.sum(),
                 wanted=assigned.wanted,

@@ -15,6 +15,7 @@ from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, Atten
 from lazyformer_fairseq.modules.attention.interface import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.sublayers.attention_variants.rope import Rotation
 
 DEVICE = "cuda"
 HAS_GPU = torch.cuda.is_available()
@@ -186,3 +187,21 @@ def test_masks(given):
 def test_memory_of_a_window_is_linear():
     taken = [memory_of("flex", case_of("window", time=time, biased=False)) for time in (8192, 16384)]
     assert taken[1] < 2.3 * taken[0]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_are_rotated_as_on_the_cpu(dtype: torch.dtype):
+    """At positions up to 8,191, with the gradient; angles are in single precision on both."""
+    rotation = Rotation(base=10_000)
+    projected = torch.randn(2, 8192, 3 * HEADS * 64, dtype=dtype)
+
+    def rotated_and_gradient(device: str) -> list[torch.Tensor]:
+        x = projected.to(device).unflatten(-1, (3 * HEADS, 64)).transpose(1, 2)[:, :HEADS].requires_grad_()
+        rotated = rotation(x, Scores(), keys=8192)
+        (gradient,) = torch.autograd.grad(rotated.float().square().sum(), x)
+        return [rotated.cpu(), gradient.cpu()]
+
+    bound = 2e-3 if dtype == torch.float32 else 4e-2  # an angle of 8,191 is exact to 5e-4
+    for found, wanted in zip(rotated_and_gradient(DEVICE), rotated_and_gradient("cpu"), strict=True):
+        assert (found - wanted).abs().max() <= bound * wanted.abs().max()

@@ -81,16 +81,16 @@ def test_training_is_algorithm_1_of_each_text(settings, lengths):
     x_BTC.requires_grad_()
     torch.manual_seed(3)
     y_BTC = module(x_BTC, {}, context)[0]
-    told = module.pop_expert_outputs()
+    outputs = module.pop_expert_outputs()
     torch.manual_seed(3)
     draws_BT = torch.rand(3 * TIME, 1, dtype=torch.float64).view(3, TIME)
     of_texts = zip(x_BTC, draws_BT, lengths or 3 * (TIME,), strict=True)
     found = [algorithm_1(module, x[:n], draws[:n]) for x, draws, n in of_texts]
     expected = torch.stack([F.pad(y, (0, 0, 0, TIME - len(y))) for y, _, _ in found])
     assert_alike(y_BTC, expected)
-    assert_alike(told.loss, module.count**2 * torch.stack([loss for _, loss, _ in found]).mean())
-    assert told.wanted - told.dropped == sum(taken for _, _, taken in found)
-    assert told.dropped > 0
+    assert_alike(outputs.loss, module.count**2 * torch.stack([loss for _, loss, _ in found]).mean())
+    assert outputs.wanted - outputs.dropped == sum(taken for _, _, taken in found)
+    assert outputs.dropped > 0
     inputs = (x_BTC, *module.parameters())
     ours, theirs = (torch.autograd.grad(y.square().sum(), inputs, retain_graph=True) for y in (y_BTC, expected))
     for one, other in zip(ours, theirs, strict=True):
@@ -102,9 +102,9 @@ def test_slots_are_the_ceiling_and_a_token_that_no_expert_takes_passes_by_the_re
     assert make("f[experts=8,capacity=1.1]").slots(torch.tensor([40])).tolist() == [11]  # not 12 by rounding
     module = make("f[experts=2,top=1,capacity=0.125]")  # a slot of each expert, for 16 tokens
     y_BTC = module(texts(1)[0], {}, CONTEXT)[0]
-    told = module.pop_expert_outputs()
-    assert told.wanted == 16 and told.dropped in (14, 15)
-    assert (y_BTC == 0).all(-1).sum() == told.dropped
+    outputs = module.pop_expert_outputs()
+    assert outputs.wanted == 16 and outputs.dropped in (14, 15)
+    assert (y_BTC == 0).all(-1).sum() == outputs.dropped
 
 
 @pytest.mark.parametrize("settings", ["experts=4,capacity=0.5", "experts=4,top=1,capacity=0.5"])
@@ -238,8 +238,8 @@ def test_a_search_mixes_experts_and_takes_their_loss_of_what_ran():
     network = build(ENCODER, supernet_pattern(candidates, 2))
     supernet = Supernet(network, network, Architecture(2, candidates)).double().train()
     supernet(tokens())[0].square().sum().backward()
-    told = pop_expert_outputs(network)
-    assert told.wanted > 0 and told.loss >= 2 * network.experts_loss * 0.9 and pop_expert_outputs(network) is None
+    outputs = pop_expert_outputs(network)
+    assert outputs.wanted > 0 and outputs.loss >= 2 * network.experts_loss * 0.9 and pop_expert_outputs(network) is None
     assert supernet.architecture.logits.grad.abs().sum() > 0
 
 

@@ -112,8 +112,10 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
     chance = random.Random(seed)
     orders = dict[str, None]()
     for _ in range(DRAWS * count):
+        if len(orders) == count:
+            break
         order = "".join(chance.sample(parts, len(parts)))
-        if len(orders) < count and order != expand(pattern) and is_possible(order, direction):
+        if order != expand(pattern) and is_possible(order, direction):
             orders[order] = None
     if len(orders) < count:
         raise UserError(f"--random-orders {count}: only {len(orders)} orders of {pattern} were found; request fewer")

@@ -85,10 +85,11 @@ class HalvingRuns:
         self.losses: dict[str, list[Optional[float]]] = {}
         self.parameters: dict[str, int] = {}
         decay = self.optimization(self.lengths[-1]).schedule_options["decay_share"]
-        trunks = [0]
+        self.made = []
+        trunk = 0
         for length in self.lengths:
-            trunks.append(length - math.ceil(decay * length))
-        self.made = [length - trunk for length, trunk in zip(self.lengths, trunks, strict=False)]
+            self.made.append(length - trunk)
+            trunk = length - math.ceil(decay * length)
         self._jobs: dict[str, list[Job]] = {}
 
     def optimization(self, updates: int) -> OptimizationConfig:

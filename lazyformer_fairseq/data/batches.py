@@ -1,4 +1,4 @@
-"""Batching of an epoch's samples; the batches and their order are the same as in fairseq-train."""
+"""Splits an epoch's samples into the same batches as fairseq-train, in the same order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ def batch_by_size(
     Args:
         indices: sample indices in the order to follow, int64 (N,).
         sizes: number of tokens per sample, (N,).
-        max_tokens: maximum number of tokens per batch, including padding: the number of samples times the length of
-            the longest one.
+        max_tokens: maximum number of tokens per batch, including padding. A batch has as many tokens as its longest
+            sample times its number of samples.
         max_sentences: maximum number of samples per batch.
 
     Raises:
@@ -53,7 +53,7 @@ def batch_by_size(
 
 
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
-    """Right-pad rows (T,) of different lengths into a tensor (B, T); T is the longest length, but at least `width`."""
+    """Right-pad rows of different lengths into a tensor (B, T); T is the longest length or, if larger, `width`."""
     batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
     missing = max(0, width - batch.size(1))
     return torch.nn.functional.pad(batch, (0, missing), value=pad)
@@ -88,24 +88,24 @@ class Batched(Protocol):
 
 @dataclass(eq=False, repr=False)
 class EpochBatches:
-    """A resumable iterator over a dataset's batches, identical to fairseq-train's with one process and the same seed.
+    """A resumable iterator over a dataset's batches, the same ones that fairseq-train reads with the same seed.
 
-    It is used like a DataLoader. Each pass yields the remaining batches of an epoch, built by the dataset's collater,
-    and the next pass starts the next epoch. :meth:`state_dict` records how many batches have been yielded.
+    Use it like a DataLoader. Each pass yields the remaining batches of an epoch, built by the dataset's collater, and
+    the next pass starts the next epoch. :meth:`state_dict` records how many batches have been yielded.
 
     Args:
         dataset: one of this package's datasets.
         batch_size: maximum number of samples per batch; fairseq's ``--batch-size``.
         max_tokens: maximum number of tokens per batch, including padding; ``--max-tokens``.
-        seed: determines the order of the batches together with the epoch; ``--seed``.
+        seed: random seed, which together with the epoch determines the order of the batches; ``--seed``.
         shuffle: whether to shuffle the batches, differently in each epoch. Set it to False for validation; every pass
-            is then the first epoch.
+            then repeats the first epoch.
         workers: number of worker processes that prefetch batches; ``--num-workers``.
         sample_range: indices of the samples to read; None for all.
 
     Attributes:
         epoch: epoch of the next pass, from 1.
-        done: number of batches of that epoch already yielded, over all processes.
+        done: number of that epoch's batches that all processes together have already yielded.
         shard: rank of this process among the data-parallel processes, from 0.
         shards: number of data-parallel processes; each one reads every `shards`-th batch.
     """
@@ -180,9 +180,9 @@ class EpochBatches:
         return self.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position in the data in fairseq's format: the epoch and the iterations completed in it.
+        """Return the position in the data, as fairseq stores it: the epoch and its number of completed iterations.
 
-        `consumed` counts batches over all processes, so it does not depend on their number.
+        `consumed` counts batches over all processes, so it does not depend on the number of processes.
         """
         if self.done and self.done == len(self):
             return {"epoch": self._next_epoch(), "iterations_in_epoch": 0}

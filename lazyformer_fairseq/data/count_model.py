@@ -20,7 +20,7 @@ import numpy as np
 
 from lazyformer_fairseq.storage.indexed_format import MappedItems, Prefix
 
-MOST_COUNTED = 20_000_000  # tokens of the training text to count, at two million per second
+MOST_COUNTED = 20_000_000  # maximum number of training tokens to count, which takes ten seconds
 
 Offsets = tuple[int, ...]  # a context: the positions of its tokens, relative to the predicted token
 Levels = tuple[tuple[Offsets, ...], ...]  # from the largest contexts to the smallest
@@ -40,7 +40,7 @@ def ngram(order: int) -> Levels:
 
 
 def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndarray:
-    """Concatenate the tokens of datasets into one array, int64 (N,), with N at most `most`."""
+    """Concatenate the tokens of datasets, up to `most` in total, into one array, int64 (N,)."""
     parts = []
     for dataset in datasets:
         parts.append(MappedItems(dataset).ids[:most].astype(np.int64))
@@ -123,7 +123,13 @@ class _Table:
         self.context_counts = np.diff(occurrences_before[starts])
 
     def interpolate(self, context: Sequence[np.ndarray], tokens: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-        """Interpolate the probabilities of tokens (M,) in their contexts with those in the shorter contexts (M,)."""
+        """Interpolate the probabilities of tokens in their contexts with those in shorter contexts.
+
+        Args:
+            context: ids of the context's tokens, one array (M,) per position.
+            tokens: ids of the tokens, (M,).
+            shorter: probabilities of the tokens in the shorter contexts, (M,).
+        """
         hashes = self._hash(context, len(tokens))
         pair_counts = _look_up(self.pairs, self.pair_counts, self._number(hashes, tokens))
         context_counts = _look_up(self.contexts, self.context_counts, hashes)
@@ -151,7 +157,7 @@ class _Table:
 
 
 def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values of a sorted array and the start index of each, followed by the array's length."""
+    """Return a sorted array's K distinct values and the K + 1 boundaries of their runs, from 0 to its length."""
     is_first = np.ones(len(values), bool)
     is_first[1:] = values[1:] != values[:-1]
     starts = np.flatnonzero(is_first)

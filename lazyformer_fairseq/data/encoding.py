@@ -76,14 +76,14 @@ def encode_split(
     Args:
         tokenizer: the tokenizer that builds the inputs.
         split: the file.
-        max_length: maximum number of ids per input, including special tokens. Longer inputs are truncated, starting
-            with the longer text of a pair. None for no limit.
+        max_length: maximum number of ids per input, including special tokens. Longer inputs are truncated; in a
+            pair, the longer text is truncated first. None for no limit.
 
     Raises:
         UserError: a text of a labeled row has characters but no tokens.
 
     Returns:
-        The inputs (one int32 array each) and the counts. These are the number of truncated inputs and, before
+        The inputs (one int32 array each) and the counts: the number of truncated inputs and, as counted before
         truncation, the numbers of tokens (including ``<s>`` and ``</s>``), ``<unk>`` tokens, words as split by the
         tokenizer, and words that contain ``<unk>``.
     """

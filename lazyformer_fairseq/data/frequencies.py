@@ -1,8 +1,8 @@
 """The unigram loss: the loss of a model that predicts every token from token frequencies in the training text.
 
-Training runs start on a plateau at this loss. The frequencies are counted in the training text, and the loss is
-computed on the predicted tokens. It is higher than the entropy of the predicted tokens, which uses their own
-frequencies.
+Early in training, the loss stays near this value for a while. The frequencies are counted in the training text, and the
+loss is computed on the predicted tokens. It is therefore higher than the entropy of the predicted tokens, which is
+computed from the frequencies of these tokens themselves.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Tables of published tasks: the GLUE tasks, and the GLUE and SuperGLUE tasks of BabyLM's evaluation.
+"""Tables of published tasks: the GLUE tasks, and the GLUE and SuperGLUE tasks in BabyLM's evaluation.
 
 A task's files, columns, labels and metrics are defined only here. The files and columns of GLUE follow the official
 download (gluebenchmark.com/tasks). The checkpoint selection metric and the number of epochs follow LazyFormer (arXiv
@@ -19,7 +19,7 @@ def _splits(
     rows: tuple[int, ...],
     files: Mapping[str, str] = _FILES,
 ) -> dict[str, Split]:
-    """Return the splits of a task in which all files have a header with the same column names."""
+    """Return the splits of a task whose files all have a header with the same column names."""
     splits = {}
     for (split, file), count in zip(files.items(), rows, strict=True):
         label_of_split = None if split.startswith("test") else label
@@ -62,7 +62,7 @@ _TASKS = (
 )
 TASKS = {task.name: task for task in _TASKS}
 
-# BabyLM's evaluation of 2025 (github.com/babylm/evaluation-pipeline-2025 at bf55c11): JSON lines in one folder.
+# BabyLM's 2025 evaluation (github.com/babylm/evaluation-pipeline-2025 at bf55c11): JSON lines files in one folder.
 BABYLM_PREFIX = "BabyLM-"  # distinguishes its tasks' heads and data from GLUE's
 
 

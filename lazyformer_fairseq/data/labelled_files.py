@@ -1,4 +1,4 @@
-"""Readers of labeled text files in all supported formats, and the task descriptions of GLUE and of custom tasks.
+"""Readers for labeled text files in all supported formats, and descriptions of fine-tuning tasks.
 
 In TSV files, quotation marks have no special meaning (QUOTE_NONE) because GLUE's texts contain unpaired ones. Each row
 is a line split at its tabs. Only a line feed ends a line, because texts contain other characters that Unicode treats as
@@ -30,15 +30,15 @@ MOST_SHOWN = 12  # maximum number of labels listed in a message
 NAME = re.compile(r"\w[\w.+@-]*")  # task names, which are also folder names
 # A number with a leading zero, such as 007, is treated as a code and stays as written.
 NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,2})?")
-# What pandas, R and databases write for a missing label, in any case. Python's None must match exactly, because other
-# spellings may be labels.
+# Placeholders that pandas, R and databases write for a missing label, in upper or lower case. Python's None must match
+# exactly, because "none" may be a label.
 MISSING = re.compile(r"(?i:nan|<na>|null)|None")
 
 
 def class_name(word: str) -> str:
-    """Return the class name for `word` in a label column, with whole numbers normalized to integers.
+    """Return the class name for `word` in a label column; whole numbers are normalized to integers.
 
-    pandas writes the classes 0 and 1 as 0.0 and 1.0 if a label in the column is missing, and numpy writes 1.000e+00.
+    If a label in the column is missing, pandas writes the classes 0 and 1 as 0.0 and 1.0. numpy writes 1 as 1.000e+00.
     """
     if NUMBER.fullmatch(word):
         number = Decimal(word)
@@ -48,7 +48,7 @@ def class_name(word: str) -> str:
 
 
 def parse_label_list(word: str) -> Optional[list[str]]:
-    """Parse a label column's `word` as a JSON list of labels, such as ``["anger", "joy"]``; None if it is not one."""
+    """Parse a label column's `word` as a JSON list of labels, such as ``["anger", "joy"]``; return None for others."""
     if not word.lstrip().startswith("["):
         return None
     try:
@@ -68,7 +68,7 @@ class Split:
 
     Attributes:
         file: name of the file in the task's folder.
-        texts: columns of the text or the pair of texts; names if the file has a header, otherwise indices from 0.
+        texts: columns of the text or pair of texts, as names if the file has a header and otherwise as indices from 0.
         label: name or index of the label column; None if the file has no labels.
         rows: number of examples in the official file, excluding rows with too few fields.
         templates: one or two format strings that build the texts from named columns, such as ``Question: {question}``;
@@ -93,7 +93,7 @@ class TaskDescription:
 
     Attributes:
         name: name of the task, as spelled in papers.
-        splits: files by split, under fairseq's split names (`train`, `valid`, `valid1`, `test`, `test1`).
+        splits: layout of each split's file, by fairseq's split names (`train`, `valid`, `valid1`, `test`, `test1`).
         metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first one selects the checkpoint.
         labels: values of the label column, in class-index order; empty for regression.
         score_range: lowest and highest regression target, if they are known.
@@ -104,7 +104,7 @@ class TaskDescription:
         official_folder: folder name in the official download, if it differs from the task's name.
         is_custom: whether this is a user's task rather than a published one.
         standard: mean and standard deviation of the training targets, if the head is trained on standardized
-            regression targets. This makes training independent of their range.
+            regression targets. This makes training independent of the targets' range.
         longest: number of ids in the longest training input, if recorded in a checkpoint.
         is_multi_label: whether a row has a list of labels, each predicted by a separate sigmoid.
         tags_words: whether a row is a sentence with one label per word.
@@ -142,7 +142,7 @@ class TaskDescription:
         """
         task = as_type(cls, found, f"{where}: not a valid task description", "fine-tune again")
         if not NAME.fullmatch(task.name):
-            raise UserError(f"{where}: not a valid task description: the task is called {task.name[:40]!r}")
+            raise UserError(f"{where}: not a valid task description, because the task is called {task.name[:40]!r}")
         return task
 
     @property
@@ -172,7 +172,7 @@ class TaskDescription:
 
     @property
     def head_name(self) -> str:
-        """Name of the classification head in a model; custom tasks get a prefix to avoid GLUE's and torch's names."""
+        """Name of the classification head in a model; a prefix keeps custom tasks from clashing with GLUE and torch."""
         if self.is_custom:
             return "custom_" + re.sub(r"[^A-Za-z0-9]", "_", self.name)
         return (self.model_of or self.name).lower()
@@ -189,9 +189,9 @@ class TaskDescription:
     def target(self, word: str) -> "Target":
         """Convert `word` in a label column to a class index or a regression target.
 
-        If the task's labels are not known yet, return the label itself. For a multi-label task, return a 0 or 1 per
-        label of the task or, if these are not known yet, the labels in the list. For a tagging task, `word` is a single
-        tag.
+        If the task's labels are not known yet, return the label itself. For a multi-label task, return a 0 or 1 for
+        each of the task's labels or, if they are not known yet, the labels in the list. For a tagging task, `word` is a
+        single tag.
 
         Raises:
             UserError: `word` is not one of the task's labels; the message lists them, and the caller adds the line.
@@ -235,7 +235,7 @@ class TaskDescription:
                     f"the label {word!r} contains a tab or a line break, which are used to separate labels in files"
                 )
             if parse_label_list(word) is not None:
-                raise UserError(f"the label {word[:40]} is a list; use lists in either all rows or none")
+                raise UserError(f"the label {word[:40]} is a list; use lists either in all rows or in none")
         if self.is_regression:
             return self._score(word)
         word = class_name(word)
@@ -246,7 +246,7 @@ class TaskDescription:
             if len(self.labels) > MOST_SHOWN:
                 known += ", ..."
             if self.is_custom:
-                known += " (these are taken from the training file; if the label is correct, add rows with it there)"
+                known += " (taken from the training file; if this label is correct, add rows with it there)"
             raise UserError(f"label {word!r} is not one of {self.name}'s labels: {known}")
         return self.labels.index(word)
 
@@ -286,7 +286,7 @@ class Example:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """A file's examples in order, and the line numbers of its :data:`ODDITIES`."""
+    """A file's examples in order, and the line numbers of each type of odd row (:data:`ODDITIES`)."""
 
     path: Path
     examples: list[Example]
@@ -302,7 +302,7 @@ ODDITIES = {"short_lines": "with too few fields, skipped", "empty_lines": "with 
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
-    """Return the messages of :meth:`SplitFile.oddities`, given the line numbers by type as stored in a manifest."""
+    """Return the messages of :meth:`SplitFile.oddities`, given the line numbers of each type, as in a manifest."""
     said = []
     for name, what in ODDITIES.items():
         numbers = lines.get(name)
@@ -321,7 +321,7 @@ class FileRow(NamedTuple):
     Attributes:
         line: line number, from 1.
         fields: the row's fields.
-        whole: the JSON object with these fields, if the file has JSON lines.
+        whole: the JSON object with these fields, if the file is a JSON lines file.
     """
 
     line: int
@@ -331,7 +331,7 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """An extractor of texts and labels from a file's rows.
+    """A reader that extracts the texts and labels from a file's rows.
 
     Attributes:
         path: path of the file, for messages.
@@ -356,7 +356,7 @@ class RowReader:
         label: Optional[Column],
         templates: tuple[str, ...] = (),
     ) -> "RowReader":
-        """Create the reader for a file from its first row.
+        """Create the reader for a file, given the file's first row.
 
         Args:
             path: path of the file.
@@ -366,7 +366,7 @@ class RowReader:
             templates: see :class:`Split`.
 
         Raises:
-            UserError: two columns have the name of a text or label column.
+            UserError: two columns share the name of a text or label column.
         """
         wanted = [column for column in (*texts, label) if column is not None]
         numbers = [column for column in wanted if isinstance(column, int)]
@@ -412,7 +412,7 @@ class RowReader:
         return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
-        """Return a row's label, with a list of labels as JSON; raise a UserError if the label is an object."""
+        """Return a row's label, as JSON if it is a list of labels; raise a UserError if the label is an object."""
         if self.label is None:
             return None
         return self._plain(row, self.label, "a label must be a word, a number, true, false or a list of these", dict)
@@ -465,7 +465,7 @@ def _refuse_missing_columns(task: TaskDescription, path: Path, layout: Split, he
     wanted = [*layout.texts, *filter(None, [layout.label])]
     missing = [name for name in wanted if name not in header]
     if missing:
-        remedy = "Is it the official file of this split, with its header?"
+        remedy = "Is this the split's official file, including its header?"
         if task.is_custom:
             remedy = "Both files need the same column names"
         lacking = ", ".join(map(repr, missing))
@@ -494,7 +494,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
                 names = ", ".join(repr(name[:40]) for name in shown)
                 there = f" (its fields are {names})"
             raise UserError(
-                f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; correct the row or "
+                f"{path}, line {row.line}: the sentence is empty in column {empty[0]!r}{there}; correct the row or "
                 "remove it"
             )
         if empty:
@@ -519,7 +519,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
 
 
 def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -> Any:
-    """Convert a row's label to a target, or to a tuple with one target per word for a tagging task.
+    """Convert a row's label to a target or, for a tagging task, to a tuple with one target per word.
 
     Raises:
         UserError: the label is invalid; the message names its line.
@@ -544,8 +544,8 @@ def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -
 def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[FileRow]:
     """Yield the rows of a .tsv, .csv, .jsonl, .txt (one text per line) or .conll (one word per line) file.
 
-    The first row contains the column names, if the file has any. For JSON lines it contains the field names of all
-    objects, because the first object may lack some; such a file is read twice.
+    The first row contains the column names, if the file has any. For a JSON lines file, it contains the field names of
+    all objects, because the first object may lack some of them; such a file is therefore read twice.
 
     Args:
         path: path of the file; its extension determines the format.
@@ -588,7 +588,7 @@ def _field_of(value: Any) -> str:
 
 
 def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[tuple[int, str]]:
-    """Yield each line's number (from 1) and text, without the line break and a byte order mark (MRPC has one)."""
+    """Yield each line's number (from 1) and text, without the line break or a byte order mark (MRPC has one)."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -1,8 +1,8 @@
-"""Binarized text prepared for masked LMs, for custom training loops (:func:`open_masked_text`) and fairseq-train.
+"""Binarized text as training data for masked LMs, in custom training loops (:func:`open_masked_text`) or fairseq-train.
 
 text = open_masked_text("data", tokens_per_sample=128)  # the output of `lazyformer corpus my_texts data`
 for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
-    ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], text.special.pad where nothing is masked
+    ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], (B, T), text.special.pad if not predicted
 """
 
 import itertools
@@ -41,12 +41,13 @@ class MaskedTextOptions:
     )
     mask_prob: Any = option(
         0.15,
-        "fraction of tokens to predict; 0.3:0.15 changes it linearly over the run, from 0.3 to 0.15",
+        "fraction of the tokens to predict; 0.3:0.15 lowers it linearly from 0.3 to 0.15 over the run",
         bounds=PROPORTION_OR_ALL,
     )
     length_schedule: str = option(
         "",
-        "train on shorter sequences first; 128:0.8 uses 128 tokens for the first 80% of the updates (arXiv 2012.15832)",
+        "train on shorter sequences first; 128:0.8 uses 128-token sequences for the first 80% of updates (arXiv "
+        "2012.15832)",
     )
     whole_word_masks: bool = option(
         False,
@@ -55,21 +56,21 @@ class MaskedTextOptions:
         "--mask-whole-words",
     )
     leave_unmasked_prob: float = option(
-        0.1, "fraction of the tokens to predict that are left unchanged", bounds=PROPORTION_OR_ALL
+        0.1, "fraction of the predicted tokens that are left unchanged in the input", bounds=PROPORTION_OR_ALL
     )
     random_token_prob: float = option(
-        0.1, "fraction of the tokens to predict that are replaced with a random token", bounds=PROPORTION_OR_ALL
+        0.1, "fraction of the predicted tokens that are replaced with a random token", bounds=PROPORTION_OR_ALL
     )
     next_sentence: bool = option(
         False,
-        "also train on next-sentence prediction, as in BERT (with --token-types 2)",
+        "also train on next-sentence prediction, as BERT does; combine with --token-types 2 to match BERT",
     )
     within_documents: bool = option(False, "restrict attention to tokens of the same document")
     document_positions: bool = option(False, "restart positions in each document")
     verify: str = option(
         "quick",
-        "how to check the data of all epochs at startup: quick checks samples, full checks every id, none skips the "
-        "check",
+        "how to check the data of all epochs at startup: a sample of the ids (quick), every id (full) or not at all "
+        "(none)",
         choices=("quick", "full", "none"),
     )
 
@@ -91,11 +92,11 @@ OPTIONS = {
 
 
 def parse_length_schedule(given: str, longest: int) -> list[tuple[int, float]]:
-    """Parse a length schedule such as ``64:0.3,128:0.8`` into lengths and the fractions of the updates at their ends.
+    """Parse a length schedule such as ``64:0.3,128:0.8`` into lengths and the fractions of updates at which they end.
 
     Args:
         given: value of the option; an empty string for no schedule.
-        longest: length of a full block; lengths that are not shorter are omitted.
+        longest: length of a full block; only lengths shorter than this are kept.
 
     Raises:
         UserError: the value is malformed, or the fractions do not increase.
@@ -124,13 +125,13 @@ def open_masked_text(
     task: str = MASKED,
     **options: Any,
 ) -> "MaskedText":
-    """Open the output of ``lazyformer corpus`` as training data, identical to that of the fairseq-train task `task`.
+    """Open the output of ``lazyformer corpus`` as training data; fairseq-train's task `task` reads the same data.
 
     Args:
-        data: folder of a corpus, or folders of binarized data as ``a:b:c``. A corpus is read one shard per epoch, in
+        data: folder of a corpus, or folders of binarized data as ``a:b:c``. Each epoch reads one shard of a corpus, in
             order.
-        seed: random seed; the masks of a block depend only on it, the epoch and the block's index.
-        max_update: number of updates in the run; required if an option changes over the run.
+        seed: random seed; a block's masks depend only on the seed, the epoch and the block's index.
+        max_update: number of updates in the run; required if an option specifies a schedule.
         task: a key of :data:`OPTIONS`.
         options: fields of the task's :class:`MaskedTextOptions` or :class:`PermutedTextOptions`.
 
@@ -181,7 +182,7 @@ class MaskedText:
         self.is_permuted = self.permuted_only is not None
         for name in ("next_sentence", "within_documents"):
             if self.is_permuted and getattr(options, name):
-                raise UserError(f"--{name.replace('_', '-')}: not supported for permuted text; remove it")
+                raise UserError(f"--{name.replace('_', '-')}: not supported for permuted text; remove this option")
         if options.within_documents and options.next_sentence:
             raise UserError(
                 "--within-documents: the two texts of --next-sentence must attend to each other; remove one of the two "
@@ -262,11 +263,11 @@ class MaskedText:
 
     @cached_property
     def neighbour_counts(self) -> CountModel:
-        """The table of counts of neighboring tokens, from the first 20 million tokens of the training text."""
+        """The count model of neighboring tokens, estimated from the first 20 million tokens of the training text."""
         return CountModel(NEIGHBOURS, len(self.dictionary), self._counted())
 
     def neighbour_embeddings(self, width: int) -> np.ndarray:
-        """Return word embeddings (V, `width`) computed from neighbor counts in the same part of the training text."""
+        """Return word embeddings (V, `width`) computed from the first 20 million tokens of the training text."""
         # Imported here because scikit-learn is slow to import.
         from lazyformer_fairseq.data.neighbour_embeddings import neighbour_embeddings
 
@@ -276,7 +277,7 @@ class MaskedText:
         return read_tokens(Path(folder) / "train" for folder in self.folders)
 
     def count_model_loss(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Return the loss of the table of counts on masked batches, in bits per target."""
+        """Return the count model's loss on masked batches, in bits per target."""
         nats = []
         for batch in batches:
             targets = batch["target"].numpy()
@@ -286,10 +287,10 @@ class MaskedText:
         return float(np.concatenate(nats).mean() / math.log(2))
 
     def split(self, name: str) -> "EpochShard":
-        """Return the samples of a split after checking its files according to ``verify``.
+        """Check a split's files as the ``verify`` option requires, and return the split's samples.
 
         Raises:
-            UserError: a file of any epoch is missing, damaged or from different data.
+            UserError: a file that any epoch reads is missing, damaged or from different data.
         """
         self.check(name)
         shards = 0
@@ -376,7 +377,7 @@ class MaskedText:
         )
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Apply the schedules of the masking fraction and of the length to a training batch, for an update (from 0)."""
+        """Apply the masking-rate and length schedules to the training batch of an update (counted from 0)."""
         masking = self.masking
         done = min(1, update / max(1, self.max_update - 1))
         length = self.length_at(update)
@@ -410,7 +411,7 @@ class MaskedText:
 class EpochShard(Dataset):
     """A split's dataset, which switches to a different shard in each training epoch.
 
-    Other attributes are forwarded to the current epoch's dataset, :attr:`now`. Use it with
+    Attributes not defined here are looked up in the current epoch's dataset, :attr:`now`. Use this class with
     :class:`~lazyformer_fairseq.data.batches.EpochBatches`, torch's DataLoader or transformers' Trainer, and pass
     :attr:`collater` as the collate function. `set_epoch` must be called before workers start; with a DataLoader you
     have to call it yourself. Splits other than the training split are the same in all epochs.

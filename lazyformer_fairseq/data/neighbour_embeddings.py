@@ -1,15 +1,15 @@
-"""Word embeddings from co-occurrence counts, used to initialize tokens with similar neighbors to similar vectors.
+"""Word embeddings from co-occurrence counts; tokens with similar neighbors are initialized to similar vectors.
 
-Each token w has a row of 2 V numbers. These are its positive pointwise mutual information with every left neighbor c
-and every right neighbor c,
+Each token w has a row of 2 V numbers: its positive pointwise mutual information with every left neighbor c and with
+every right neighbor c,
 
     max(0, log(P(w, c) / (P(w) P(c)))).
 
-The best rank-C approximation of this matrix is given by its truncated singular value decomposition, with U S as the
-vectors. word2vec implicitly learns a similar factorization (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit
-Matrix Factorization"). Here the vectors are weighted by the square roots of the singular values, and P(c) is computed
-from frequencies raised to the power of 0.75 (Levy, Goldberg and Dagan, 2015, "Improving Distributional Similarity with
-Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
+The truncated singular value decomposition is the best rank-C approximation of this matrix, and the rows of U S can
+serve as the vectors. word2vec implicitly learns a similar factorization (Levy and Goldberg, 2014, "Neural Word
+Embedding as Implicit Matrix Factorization"). Here, U is weighted by the square roots of the singular values instead,
+and P(c) is computed from frequencies raised to the power of 0.75 (Levy, Goldberg and Dagan, 2015, "Improving
+Distributional Similarity with Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SMOOTHING = 0.75
 STANDARD_DEVIATION = 0.1  # of the vectors' entries; BERT initializes with 0.02
 ITERATIONS = 4  # power iterations, enough for nearly exact leading singular vectors
 
-_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # cached because compared models start with the same vectors
+_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # cached because the models in a comparison share them
 
 
 def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarray:

@@ -4,9 +4,9 @@ A folder of labeled texts, as read by the task ``glue``, contains:
 
 TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
 TASK/targets.SPLIT.npy             class indices (int64) or regression targets (float64), if the split has labels
-TASK/targets.SPLIT.bin  .idx       instead of the .npy file for tagged words (see TaggedWordsDataset), with a copy of
-                                   the original file
-TASK/manifest.json                 the source of the data and its statistics
+TASK/targets.SPLIT.bin  .idx       for tagged words (see TaggedWordsDataset), instead of the .npy file; a copy of the
+                                   original file is kept next to them
+TASK/manifest.json                 the data's source and statistics
 TASK/tokenizer/                    a copy of the tokenizer
 """
 
@@ -55,7 +55,7 @@ class SplitFacts:
         cut: number of rows in the whole file that exceed `longest`.
         rows_in_file: number of rows in the whole file.
         longest: maximum number of tokens per model input.
-        only_label: the common label of all used rows, or the common tag of all words; None if there are several.
+        only_label: the label that all used rows share, or the tag that all words share; None if labels differ.
         unit: name of the truncated unit, for messages.
     """
 
@@ -427,7 +427,7 @@ class PreparedTask(PreparedFolder):
         return cut
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return the properties of a split, including the common label of all rows, if any."""
+        """Return the properties of a split, including the label that all rows share, if any."""
         facts = super().facts(split, longest, most_rows)
         if self.task.tags_words:
             facts = replace(facts, unit=SENTENCES)

@@ -1,8 +1,8 @@
-"""SQuAD's official files, prepared as a folder of windows for use by all runs.
+"""SQuAD's official files, prepared as a folder of windows that all runs can use.
 
-FOLDER/SPLIT.npz        windows: their ids, the position of the context in them, and its tokens' character offsets
+FOLDER/SPLIT.npz        windows: ids, the context's position in each window, and its tokens' character offsets
 FOLDER/SPLIT.json       a copy of the official file: contexts, questions, answers
-FOLDER/manifest.json    the source of the data and its statistics
+FOLDER/manifest.json    the data's source and statistics
 FOLDER/tokenizer/       a copy of the tokenizer
 """
 
@@ -104,8 +104,8 @@ class PreparedSquad(PreparedFolder):
         """
         if split not in self.manifest["splits"]:
             raise UserError(
-                f"{self.folder}: no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its "
-                "file in a different folder"
+                f"{self.folder}: no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare "
+                "the file of this split in a different folder"
             )
         hashes = {
             "json": self.manifest["files"].get(split),
@@ -136,7 +136,7 @@ def prepare_squad(
         tokenizer: folder of the tokenizer.
         folder: folder to write.
         settings: sizes of the windows.
-        skip_mistakes: whether to skip questions with mistakes in the files.
+        skip_mistakes: whether to skip questions that have mistakes.
 
     Raises:
         UserError: a file is missing or invalid, or the folder was prepared with different settings.

@@ -70,7 +70,7 @@ def check_data(
         tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), how, part, parts))
     check_totals(folders, split, sum(tokens))
     logger.info(
-        "%s: %d files of %s checked (--verify %s)",
+        "%s: checked %d files in %s (--verify %s)",
         split,
         len(tokens),
         ", ".join(folders),
@@ -79,7 +79,7 @@ def check_data(
 
 
 def check_shards(folders: Sequence[str]) -> None:
-    """Raise a UserError if a shard of a corpus is missing, according to the shard numbers and the manifest."""
+    """Raise a UserError if the shard numbers or the manifest show that a shard of a corpus is missing."""
     paths = [Path(folder) for folder in folders]
     parents = [path.parent for path in paths if SHARD.fullmatch(path.name)]
     for parent in dict.fromkeys(parents):
@@ -112,7 +112,7 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raise a UserError if the total number of tokens in a corpus's shards differs from its manifest.
+    """Raise a UserError if a corpus's shards and its manifest disagree on the total number of tokens.
 
     Args:
         folders: folders of binarized data.
@@ -229,7 +229,7 @@ def shards_in(corpus: Path) -> dict[int, Path]:
 
 
 def tokenizer_of(folder: str) -> Path:
-    """Return the path of the tokenizer, which is inside a data folder or, for a shard, next to it."""
+    """Return the path of a data folder's tokenizer, which is inside the folder or, for a shard, next to it."""
     beside = Path(folder) / "tokenizer"
     if beside.is_dir():
         return beside
@@ -239,8 +239,8 @@ def tokenizer_of(folder: str) -> Path:
 def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:
     """Copy the folder `tokenizer` to `save_dir`/tokenizer, which makes the checkpoint folder self-contained.
 
-    Only the first process copies it, and only if it does not exist yet. If the data has no tokenizer because it was
-    binarized by other means, a warning is logged.
+    Only the first process copies the tokenizer, and only if the target does not exist yet. If the data has no
+    tokenizer because it was binarized by other means, a warning is logged.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return

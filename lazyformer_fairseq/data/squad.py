@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers; at least three in the dev file and one in the training file."""
+    """A question with its answers, of which there are at least three in the dev file and one in the training file."""
 
     id: str
     question: str
@@ -179,9 +179,9 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
 def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
     """Return a description of the mistake in a question, or an empty string if it is valid."""
     if not question.question.strip():
-        return "its question is empty"
+        return "the text of the question is empty"
     if question.is_impossible:
-        return "is_impossible is set: unanswerable questions belong to version 2.0"
+        return "is_impossible is set, but unanswerable questions exist only in version 2.0"
     if needs_answers and not question.answers:
         return "it has no answer"
     for answer in question.answers:
@@ -216,7 +216,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the maximum bag-of-words F1 between the prediction and the answers, or 0.0 without common words.
+    """Return the maximum bag-of-words F1 between the prediction and the answers, or 0.0 if no words are shared.
 
     Consequently, two texts that consist only of articles match exactly but have an F1 of 0.0, as in the official
     evaluation of version 1.1.

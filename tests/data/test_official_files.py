@@ -193,8 +193,8 @@ MISTAKES = [
     (lambda file, part, asked: asked["answers"][0].update(text="Eva"), "the context does not contain it"),
     (lambda file, part, asked: asked["answers"][0].update(text=" "), "an answer is empty"),
     (lambda file, part, asked: asked.update(answers=[]), "has no answer"),
-    (lambda file, part, asked: asked.update(question=" "), "its question is empty"),
-    (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible is set: "),
+    (lambda file, part, asked: asked.update(question=" "), "the text of the question is empty"),
+    (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible is set, but "),
 ]
 OTHERS = [
     (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): it has the same id as a.*n 1"),

@@ -54,7 +54,7 @@ def test_a_wrong_row_is_named_by_file_and_line(tmp_path):
     with pytest.raises(UserError, match=r"wsc.train.jsonl, line 2: label '2' is not one of BabyLM-WSC's labels: 0, 1"):
         read_split(BABYLM_TASKS["BabyLM-WSC"], tmp_path, "train")
     write_rows(tmp_path / "wsc.train.jsonl", [{**fields, "label": 1}, {**fields, "span1_text": "", "label": 1}])
-    with pytest.raises(UserError, match=r"line 2: a sentence is empty, in column 'span1_text'"):
+    with pytest.raises(UserError, match=r"line 2: the sentence is empty in column 'span1_text'"):
         read_split(BABYLM_TASKS["BabyLM-WSC"], tmp_path, "train")
 
 

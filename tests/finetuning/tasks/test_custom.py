@@ -307,7 +307,7 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
         (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "line 2: the label is empty"),
         (JSONL, '{"text": "a", "label": {"x": 1}}\n', r"line 1: the field 'label' is an object, .*or a list of these"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": ["x"]}\n',
-         r'train.jsonl, line 2: the label \["x"\] is a list; use lists in either all rows or none; correct'),
+         r'train.jsonl, line 2: the label \["x"\] is a list; use lists either in all rows or in none; correct'),
         (JSONL, '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": "x"}\n',
          r"""train.jsonl, line 2: label 'x' is not a list such as \["joy"\], but other rows have lists; correct"""),
         ("train.tsv", 'text\tlabel\na\t[]\nb\t["x", null]\n', "train.tsv, line 3: the label is empty; correct"),
@@ -318,7 +318,7 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' occurs twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
-         r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); correct"),
+         r"line 2: the sentence is empty in column 'text' \(its fields are 'txt', 'label'\); correct"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
          "line 2: the label 'null' looks like a placeholder for a missing value; correct the row"),
         (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' contains a tab"),
@@ -343,7 +343,7 @@ def test_all_objects_decide_which_fields_there_are(tmp_path, field, odd):
     for name in ("train", "dev"):
         (tmp_path / "pairs").mkdir(exist_ok=True)
         (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lacking))
-    wrong = {"text2": "a sentence is empty, in column 'text2'", "label": "the label is empty"}[field]
+    wrong = {"text2": "the sentence is empty in column 'text2'", "label": "the label is empty"}[field]
     with pytest.raises(UserError, match=f"line {odd + 1}: {wrong}"):
         choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs"))
     (tmp_path / "pairs" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in reversed(rows)))

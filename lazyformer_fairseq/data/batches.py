@@ -23,8 +23,8 @@ def batch_by_size(
     Args:
         indices: sample indices in the order to follow, int64 (N,).
         sizes: number of tokens per sample, (N,).
-        max_tokens: maximum number of tokens per batch, including padding. A batch has as many tokens as its longest
-            sample times its number of samples.
+        max_tokens: maximum number of tokens per batch, including padding, so each sample counts as many tokens as the
+            longest one.
         max_sentences: maximum number of samples per batch.
 
     Raises:

@@ -48,7 +48,7 @@ def class_name(word: str) -> str:
 
 
 def parse_label_list(word: str) -> Optional[list[str]]:
-    """Parse a label column's `word` as a JSON list of labels, such as ``["anger", "joy"]``; return None for others."""
+    """Parse `word` in a label column as a JSON list such as ``["anger", "joy"]``; return None if it is not a list."""
     if not word.lstrip().startswith("["):
         return None
     try:
@@ -172,7 +172,7 @@ class TaskDescription:
 
     @property
     def head_name(self) -> str:
-        """Name of the classification head in a model; a prefix keeps custom tasks from clashing with GLUE and torch."""
+        """Name of the classification head in a model; a prefix keeps custom names distinct from GLUE's."""
         if self.is_custom:
             return "custom_" + re.sub(r"[^A-Za-z0-9]", "_", self.name)
         return (self.model_of or self.name).lower()

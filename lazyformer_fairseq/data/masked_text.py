@@ -2,7 +2,8 @@
 
 text = open_masked_text("data", tokens_per_sample=128)  # the output of `lazyformer corpus my_texts data`
 for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
-    ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], (B, T), text.special.pad if not predicted
+    inputs = batch["net_input"]["src_tokens"]  # (B, T)
+    targets = batch["target"]  # (B, T); text.special.pad at positions that are not predicted
 """
 
 import itertools

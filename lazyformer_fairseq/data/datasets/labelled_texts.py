@@ -1,4 +1,4 @@
-"""Datasets batched by size without dropping examples, and encoded texts with class labels or regression targets."""
+"""Datasets that are batched by size without dropping examples, such as encoded texts with labels or scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class SizedDataset(Dataset):
 
     Attributes:
         sizes: number of tokens per example, (examples,).
-        epoch: current epoch; all randomness is determined by it and a seed.
+        epoch: current epoch, which together with a seed determines all randomness.
     """
 
     sizes: np.ndarray
@@ -72,8 +72,8 @@ class SizedDataset(Dataset):
     ) -> list[np.ndarray]:
         """Group all examples into batches, ignoring `required_batch_size_multiple`.
 
-        fairseq drops up to seven examples at the end if they do not fill a multiple of it (8 by default). This would
-        waste training text and exclude examples from metrics.
+        fairseq drops up to seven examples at the end if they do not fill a multiple of this number (8 by default).
+        Dropping them would waste training text and exclude examples from metrics.
         """
         return batch_by_size(indices, self.num_tokens_vec(indices), max_tokens, max_sentences)
 
@@ -130,10 +130,10 @@ class LabelledTextsDataset(SizedDataset):
     Args:
         inputs: token ids of each example, integer arrays (T,); a memory-mapped sequence must have `sizes`.
         targets: class indices (int64) or regression targets (float64), (N,), or a 0 or 1 per label, (N, L); None
-            without labels.
+            if there are no labels.
         pad: id of ``<pad>``.
         shuffle: whether to form new batches in each epoch. If False, the batches are always the same, sorted by length.
-        seed: determines the batches together with the epoch.
+        seed: random seed, which together with the epoch determines the batches.
         token_type_eos: id of ``</s>`` for models with token types; None for others.
         global_attention_eos: id of ``</s>`` for models with global attention; None for others.
         concatenates_texts: whether the model concatenates the texts of a batch into one row, without padding.

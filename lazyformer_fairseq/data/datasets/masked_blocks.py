@@ -1,11 +1,11 @@
 """Blocks of tokens with dynamic masking, and their batches for the masked-LM criterion.
 
-Full sentences are packed into blocks; other tasks use whole inputs. Masking follows BERT: 15% of the tokens are
-predicted, of which 80% are replaced with <mask>, 10% with a random token, and 10% are left unchanged. With whole-word
-masking, either all tokens of a word are predicted or none; the replacement is still chosen independently per token
-(``create_masked_lm_predictions`` in ``create_pretraining_data.py`` of github.com/google-research/bert). The masking
-rate may change over the run (Wettig et al., 2022, arXiv 2202.08005, compare masking rates; mmBERT lowers it, Marone et
-al., 2025).
+Full sentences are packed into blocks, unless a task uses each input as a whole. Masking follows BERT: 15% of the tokens
+are predicted; of these, 80% are replaced with <mask>, 10% are replaced with a random token, and 10% are left unchanged.
+With whole-word masking, either all or none of a word's tokens are predicted; the replacement is still chosen
+independently for each token (``create_masked_lm_predictions`` in ``create_pretraining_data.py`` of
+github.com/google-research/bert). The masking rate may change over the run, as in mmBERT, which lowers it (Marone et
+al., 2025); Wettig et al. (2022, arXiv 2202.08005) compare constant rates.
 
 FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2) fills blocks with whole sentences, across document
 boundaries. The input has fairseq-preprocess's format: each item is a sentence that ends with ``</s>``, and an item with
@@ -54,9 +54,9 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
     """Pack whole sentences into blocks greedily.
 
     A sentence that does not fit into the rest of a block starts the next one. A sentence that is too long for any block
-    is split into chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``, and the block with its
+    is split into chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``, and the block with the
     last chunk is filled up with the following sentences. Every token of every sentence is in exactly one block.
-    Consecutive boundaries count as one.
+    Consecutive document boundaries count as one.
 
     Args:
         item_sizes: number of tokens per item, including its ``</s>``; 1 for a document boundary.
@@ -110,7 +110,7 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     # A block is a run of chunks with at most tokens_per_sample - 1 tokens that starts and ends with text.
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = ends - sizes
-    stops = np.searchsorted(ends, starts + tokens_per_sample - 1, side="right")  # ends of runs that start at each chunk
+    stops = np.searchsorted(ends, starts + tokens_per_sample - 1, side="right")  # end of the run from each chunk
     assert (stops > np.arange(len(stops))).all(), "no chunk is longer than a run"
     is_boundary = np.append(~is_text[item], False)
     next_text = (stops + is_boundary[stops]).tolist()  # never two boundaries in a row
@@ -168,7 +168,7 @@ class Masking:
 
     @cached_property
     def _is_maskable(self) -> np.ndarray:
-        """Lookup table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time per block."""
+        """Lookup table of the maskable ids, bool (V,); `np.isin` would be a sixth of the work per block."""
         is_maskable = np.ones(self.vocab_size, dtype=bool)
         is_maskable[list(self.special)] = False
         return is_maskable
@@ -188,10 +188,10 @@ class Masking:
     ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
         """Mask one block; the result depends only on the arguments.
 
-        The number of masked tokens is `probability` times the number of maskable ones, with stochastic rounding so that
-        the expected rate is exact, but at least one if any token is maskable. With whole-word masking, the last sampled
-        word is included at random so that the expected rate is exact, and at least one word is masked. If the masking
-        rate changes over the run, the larger one is used.
+        The number of masked tokens is `probability` times the number of maskable ones, rounded stochastically so that
+        the expected rate is exact. With whole-word masking, the last sampled word is included at random for the same
+        reason. At least one token or word is masked if any can be. If the masking rate changes over the run, the larger
+        of its first and last values is used.
 
         Args:
             tokens: ids (T,).
@@ -261,8 +261,8 @@ class Masking:
 def apply_masking_rate(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     """Reduce the masks of a :class:`MaskedBlocksDataset` batch to the masking rate `share`.
 
-    This is used if the masking rate changes over the run. The masks of a larger rate include those of a smaller one,
-    so data workers do not need to know which update reads the batch.
+    This is used if the masking rate changes over the run. The masks at a larger rate include all masks at a smaller
+    one, so data workers do not need to know which update reads the batch.
     """
     stays = batch["mask_shares"] <= share
     places = batch["masked_positions"]
@@ -289,7 +289,7 @@ UPDATE_DEPENDENT_KEYS = {
 
 
 def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
-    """Split the blocks of a batch into rows of `length` tokens, dropping rows of padding.
+    """Split the blocks of a batch into rows of `length` tokens, dropping rows that contain only padding.
 
     An update therefore has the same tokens and targets in the same order for any length.
     """
@@ -319,9 +319,9 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
     }
 
 
-# The width of a batch is rounded up to a multiple of this, up to the maximum block length. Tensor cores work on groups
-# of eight, and the lengths of full blocks differ only within the last group. With rounding, 505 to 512 tokens are one
-# shape to compile or to select a kernel for, instead of eight.
+# A batch's width is rounded up to a multiple of this number, though never beyond the maximum block length. Tensor cores
+# work on groups of eight, and the lengths of full blocks differ only within the last group. Because of the rounding,
+# widths from 505 to 512 are a single shape to compile or to select a kernel for, rather than eight shapes.
 WIDTH_MULTIPLE = 8
 
 
@@ -335,7 +335,7 @@ class MaskedBlocksDataset(SizedDataset):
         tokens_per_sample: maximum number of tokens per block, including special tokens.
         bos, eos: ids of ``<s>`` and ``</s>``.
         masking: the masking procedure.
-        seed: random seed; the masks of a block depend only on it, the epoch and the block's index.
+        seed: random seed; a block's masks depend only on the seed, the epoch and the block's index.
         shuffle: whether to shuffle the blocks.
         name: path of the data without its extension.
 
@@ -417,7 +417,7 @@ class MaskedBlocksDataset(SizedDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False, because order and masks depend on the epoch, which persistent workers would not see change."""
+        """False, because order and masks depend on the epoch, and persistent workers would not see it change."""
         return False
 
     def packing_efficiency(self, tokens_per_sample: int) -> float:
@@ -452,7 +452,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
     See :class:`MaskedBlocksDataset` for the other arguments and :func:`pack_full_sentences` for the packing.
 
     Args:
-        within_documents: whether batches include document lengths, which restrict attention to the same document.
+        within_documents: whether batches include document lengths, which restrict attention to the query's document.
         document_positions: whether positions restart in each document; requires `within_documents`.
 
     Raises:
@@ -490,7 +490,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
         return block
 
     def collater(self, samples: list[dict]) -> dict:
-        """Collate samples into a batch; with `within_documents`, `net_input` also has the document lengths."""
+        """Collate samples into a batch; if `within_documents`, `net_input` also has the document lengths."""
         batch = super().collater(samples)
         if samples and self.within_documents:
             lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
@@ -502,7 +502,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
 
 
 def document_lengths(block: np.ndarray, eos: int) -> list[int]:
-    """Return the document lengths in a block (T,); all documents except the last end with two ``</s>``."""
+    """Return the lengths of the documents in a block (T,); all except the last end with two ``</s>``."""
     is_end = block == eos
     ends = np.flatnonzero(is_end[1:] & is_end[:-1]) + 2
     return np.diff(ends, prepend=0, append=len(block)).tolist()

@@ -1,12 +1,12 @@
 """Blocks of sentences for masked and permuted language modeling.
 
 The tokens of a block are permuted, and the last ones are predicted autoregressively (MPNet: Song et al., 2020, arXiv
-2004.09297, section 2.3). For a permuted text x with p tokens to predict, the model reads [x; M; M], where M are masks
-at the positions of these p tokens. The first group of masks represents tokens that are not predicted yet, which gives
-every prediction access to all positions of the text; the second group makes the predictions. As in the published code
-(github.com/microsoft/MPNet, ``masked_permutation_lm.py``), both groups consist of 80% <mask>, 10% random tokens and 10%
-original tokens, and the permutation does not keep words together. Unlike the published code, this one never predicts
-special symbols such as <s> and padding, or parts of a word.
+2004.09297, section 2.3). For a permuted text x with p tokens to predict, the model reads [x; M; M], where each M is
+a group of masks at the positions of these p tokens. The first group represents tokens that are not predicted yet, which
+gives every prediction access to all positions of the text; the second group makes the predictions. As in the published
+code (github.com/microsoft/MPNet, ``masked_permutation_lm.py``), both groups consist of 80% <mask>, 10% random tokens
+and 10% original tokens, and the permutation does not keep words together. Unlike the published code, this one never
+predicts special symbols, such as <s> and padding, and its whole-word masking never splits a word.
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ def permute(
         inputs: the same ids, with replacements at the positions to predict.
         order: permutation of the positions, (T,).
         predicted: number P of positions to predict.
-        only: id of ``<mask>`` for XLNet's input, with ``<mask>`` at every prediction and no masks for tokens that are
-            not predicted yet (Yang et al., 2019, section 2.2). None for MPNet's input.
+        only: id of ``<mask>`` for XLNet's input, which has ``<mask>`` at every prediction and no masks for tokens that
+            are not predicted yet (Yang et al., 2019, section 2.2); None for MPNet's input.
 
     Returns:
-        The ids `source` (S,); the position of each id, `positions` (S,); and `turns` (3, S), see
+        The ids `source` (S,); the position of each id, `positions` (S,); and `turns` (3, S), as described in
         :mod:`~lazyformer_fairseq.modules.networks.permuted`.
     """
     last = order[len(order) - predicted :]

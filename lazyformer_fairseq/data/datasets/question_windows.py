@@ -1,11 +1,11 @@
 """Model inputs for extractive question answering, and extraction of answers from the model's logits.
 
-An input consists of a question and as much of its context as fits, ``<s> question </s></s> context </s>`` or the
-tokenizer's format for pairs. A longer context is covered by several windows with a stride of `stride` tokens (Devlin et
-al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64 tokens).
+An input consists of a question and as much of its context as fits, as ``<s> question </s></s> context </s>`` or in the
+tokenizer's own format for pairs. A longer context is covered by several windows with a stride of `stride` tokens
+(Devlin et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64 tokens).
 
 Two rules follow run_squad.py. If a window does not contain the whole answer, its targets are ``<s>``. Where windows
-overlap, an answer may only start at a token in the window that gives the token the most context on its shorter side
+overlap, an answer may start at a token only in the window that has the most context on the token's shorter side
 (``token_is_max_context``). All valid spans are compared, whereas run_squad.py compares only combinations of the 20 best
 starts and the 20 best ends.
 """
@@ -56,8 +56,9 @@ class WindowSettings:
                 raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be at least 1 token")
         if self.max_length < self.max_question_length + 5:
             raise UserError(
-                f"inputs of {self.max_length} tokens are too short for a context and questions of "
-                f"{self.max_question_length}; use at least {self.max_question_length + 5}, or shorter questions"
+                f"inputs of {self.max_length} tokens are too short for a context and a question of "
+                f"{self.max_question_length} tokens; use inputs of at least {self.max_question_length + 5}, or limit "
+                "questions to fewer tokens"
             )
 
 
@@ -66,7 +67,7 @@ USUAL = WindowSettings()  # BERT's
 
 @dataclass(frozen=True)
 class Windows:
-    """The inputs for all questions of a file (N windows), with the windows of a question next to each other.
+    """The inputs for all questions of a file (N windows); the windows of each question are consecutive.
 
     Attributes:
         ids: concatenated ids of all windows.
@@ -76,7 +77,7 @@ class Windows:
         count: number of context tokens in the window, (N,).
         first_offset: row of `offsets` for the first context token, (N,).
         own: range (start, exclusive end) of the context tokens that may start an answer in this window, (N, 2).
-        targets: start and end of the answer in the input, both inclusive, (N, 2); shape (0, 2) without answers.
+        targets: start and end of the answer in the input, both inclusive, (N, 2); (0, 2) if there are no answers.
         offsets: character range (start, exclusive end) of each token of each context, (tokens, 2).
         cut_questions: number of truncated questions.
     """
@@ -202,9 +203,9 @@ def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Assign each token of a context to the window that gives it the most context.
 
-    A window's score for a token is the number of tokens on its shorter side, plus a small fraction of the window's
-    size. Ties go to the first window (run_squad.py's ``_check_is_max_context``). The tokens of a window are contiguous,
-    because the score of a later window increases relative to that of an earlier one from token to token.
+    A window's score for a token is the number of the window's tokens on the token's shorter side, plus a small fraction
+    of the window's size. Ties go to the first window (run_squad.py's ``_check_is_max_context``). The tokens assigned to
+    a window are contiguous, because from each token to the next, later windows gain on earlier ones in score.
 
     Returns:
         The range (start, exclusive end) of each window's tokens, relative to the window's start.
@@ -230,7 +231,7 @@ def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
-    """Return the first and last token (inclusive) that overlap the characters `start` to `end`, or None without any."""
+    """Return the first and last token (inclusive) that overlap characters `start` to `end`, or None if none does."""
     overlaps = (spans[:, 0] < end) & (spans[:, 1] > start)
     touching = np.flatnonzero(overlaps)
     if not len(touching):
@@ -312,13 +313,13 @@ class SpanCollector:
         self._found: dict[int, list[FoundAnswer]] = defaultdict(list)  # by question
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
-        """Add the answers found in the windows `index` (B,) from their logits; inputs may be right-padded."""
+        """Add the best answers in the windows `index` (B,), given their logits, which may be right-padded."""
         for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
             question = int(self.windows.question[window])
             self._found[question] += self.answers_in(window, start_T, end_T)
 
     def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
-        """Return the answers in a window by descending score, with nan as probabilities.
+        """Return the answers in a window by descending score; their probabilities are still nan.
 
         Answers start and end at context tokens that represent text. A token of only whitespace, for example, can be
         neither a start nor an end.
@@ -348,7 +349,7 @@ class SpanCollector:
         return answers
 
     def answers(self) -> list[list[FoundAnswer]]:
-        """Return the answers to each question by descending score; empty if its context has no text tokens.
+        """Return each question's answers by descending score; there are none if its context has no text tokens.
 
         If a text occurs several times in the context, only its highest-scoring occurrence is included.
         """
@@ -375,7 +376,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         windows: the windows built from the file.
         split: name of the split, which is added to each batch.
         longest_answer: maximum number of tokens per answer.
-        marks_questions: whether `net_input` has `global_positions`, a mask of ``<s>`` and the question's tokens.
+        marks_questions: whether `net_input` has `global_positions`, a mask of all positions before the context.
         **how: additional arguments of :class:`~.labelled_texts.LabelledTextsDataset`.
     """
 
@@ -403,7 +404,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         batch["split"] = self.split
         if self.marks_questions:
             places = torch.from_numpy(self.windows.place[batch["id"].numpy()])
-            # The separator before the context is not marked.
+            # All positions before the context are marked: <s>, the question and the separators.
             positions = torch.arange(batch["net_input"]["src_tokens"].size(1))
             batch["net_input"]["global_positions"] = positions < places[:, None]
         return batch

@@ -2,8 +2,8 @@
 
 The sampling follows Devlin et al., 2019, section 3.1 and appendix A.2; details not specified there follow
 ``create_pretraining_data.py`` of github.com/google-research/bert. The input has fairseq-preprocess's format: each item
-is a sentence that ends with ``</s>``, and an item with only ``</s>`` is a document boundary. The ``</s>`` are not part
-of the texts.
+is a sentence that ends with ``</s>``, and an item with only ``</s>`` is a document boundary. These ``</s>`` are
+not part of the texts.
 """
 
 from dataclasses import dataclass
@@ -105,8 +105,9 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
     `room` or, in 10% of the documents, a random length from 2 to `room`. The first text of a chunk ends after a random
     sentence. In half of the cases, the second text is the rest of the chunk. In the other half, or if the chunk has
     only one sentence, the second text starts at a random sentence of another document, and the next chunk starts with
-    the rest. Each sentence therefore occurs once in a first text or after one, and some sentences occur again in random
-    second texts. If a pair is longer than `room`, tokens are removed from the longer text, at a random end each time.
+    the rest of this one. Each sentence therefore occurs once in the pairs of its own document, and some sentences occur
+    again in random second texts. If a pair is longer than `room`, tokens are removed from the longer text, at a random
+    end each time.
 
     Args:
         documents: at least two documents.
@@ -224,7 +225,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
         if self.room < 2:
             raise UserError(
                 f"tokens_per_sample is {self.tokens_per_sample}, but a pair consists of <s>, two texts and "
-                f"{self.separators + 1} </s> and needs at least {self.separators + 4}"
+                f"{self.separators + 1} </s>, so it needs at least {self.separators + 4} tokens"
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:
@@ -232,8 +233,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
             if len(self.documents):
                 found = f"{len(self.items)} items, all from one document"
             raise UserError(
-                f"{self.name} contains {found}; --next-sentence draws texts from other documents and needs at least "
-                "two, binarized with an empty line between them (as `lazyformer corpus` does)"
+                f"{self.name} contains {found}; --next-sentence draws texts from other documents, so there must be "
+                "at least two documents, binarized with an empty line between them (as `lazyformer corpus` does)"
             )
 
     @cached_property

@@ -34,8 +34,8 @@ class TaggedWordsDataset(LabelledTextsDataset):
     def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:
         """Return the targets of a batch.
 
-        These are `target`, the tags of all words in the batch (W,); `places`, the indices of their first tokens among
-        the B * T tokens, or -1 for a truncated word; and `words`, the number of words per sentence.
+        These are `target`, the tags of all words in the batch (W,); `places`, the index of each word's first token
+        among the batch's B * T tokens, or -1 for a truncated word; and `words`, the number of words per sentence.
         """
         places = []
         for row, sample in enumerate(samples):

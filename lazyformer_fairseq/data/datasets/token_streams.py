@@ -24,7 +24,7 @@ class StreamOptions:
     tgt_len: int = option(192, "tokens per segment, which are predicted in one forward pass", bounds=LENGTH)
     valid_tgt_len: Optional[int] = option(
         None,
-        "tokens per segment in validation; default: --tgt-len",
+        "tokens per segment during validation; default: --tgt-len",
         bounds=LENGTH,
     )
     roll: bool = option(False, "start streams at new random positions in each epoch")
@@ -59,9 +59,9 @@ class TokenStreams(Dataset):
         shards: number of workers; each one reads ``rows / shards`` consecutive rows.
         shard: rank of this worker, from 0.
         keeps_rest: whether to keep the remaining N mod `rows` tokens. If False (training), they are dropped. If True
-            (evaluation), the first rows have one token more, and the other rows end with one `pad`.
+            (evaluation), each of the first rows has one more token, and each of the others ends with one `pad`.
         roll: whether to rotate each stream by a random offset in each epoch; only for training.
-        seed: determines the offsets together with the epoch.
+        seed: random seed, which together with the epoch determines the offsets.
         epoch: current epoch, from 1.
 
     Attributes:
@@ -201,7 +201,7 @@ def make_streams(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) ->
     Args:
         tokens: ids, (N,).
         tgt_len: number of tokens per segment.
-        item: number of tokens per item, see :func:`item_length`; 0 for a text.
+        item: number of tokens per item (see :func:`item_length`); 0 for a text.
         **how: additional arguments of :class:`TokenStreams`.
 
     Raises:
@@ -236,7 +236,7 @@ def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, 
 
 
 class EpochSegments(EpochBatches):
-    """A resumable iterator over the segments of streams in order, identical to fairseq-train's; a segment is a batch.
+    """A resumable iterator over the segments of streams, in fairseq-train's order; each segment is a batch.
 
     Args:
         streams: the streams of this process.
@@ -263,8 +263,8 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
         raise UserError(f"--mem-len {mem_len}: images are independent and need no memory; use --mem-len 0")
     if mem_len + streams.tgt_len > streams.longest:
         raise UserError(
-            f"--mem-len {mem_len}: the memory and a segment of {streams.tgt_len} tokens (--tgt-len) exceed a stream, "
-            f"which has {streams.longest} tokens; use a smaller memory or fewer rows (--batch-size)"
+            f"--mem-len {mem_len}: the memory and a segment of {streams.tgt_len} tokens (--tgt-len) exceed the length "
+            f"of a stream, which has {streams.longest} tokens; use a smaller memory or fewer rows (--batch-size)"
         )
 
 

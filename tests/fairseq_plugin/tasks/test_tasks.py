@@ -268,7 +268,7 @@ def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fair
         ("--tgt-len 5000", r"are \d+ per row, but a segment has 5000 \(--tgt-len\)"),
         ("--batch-size 5000", r"in 5000 rows \(batch size x workers\) are 0 per row"),
         ("--mem-len -1", "--mem-len -1: must be 0"),
-        ("--mem-len 4000", r"--mem-len 4000: .* exceed a stream, which has \d+"),
+        ("--mem-len 4000", r"--mem-len 4000: .* exceed the length of a stream, which has \d+"),
     ):
         with pytest.raises(UserError, match=message):
             fairseq_train(lm_data, f"{TINY} --max-update 1 {options}", tmp_path, TASK)

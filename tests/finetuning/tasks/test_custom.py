@@ -223,7 +223,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; at least two classes"),
         ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, expected 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; correct the row"),
-        ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
+        ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: the sentence is empty"),
         ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "score 'n/a' is not a number.*--label-type cla.*correct"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is not a number"),
         ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 targets are 2, so nothing can be learned"),

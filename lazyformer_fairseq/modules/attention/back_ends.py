@@ -1,20 +1,21 @@
 """The back ends, by name, and the function that computes attention with one of them.
 
-- ``eager``: torch writes scores and distribution to memory and differentiates each step.
-- ``materialize`` keeps the distribution in the precision of the values, and an ``l`` needs only one matmul. It runs on
-  CPUs and computes few pairs that the mask hides.
+- In ``eager``, torch writes the scores and the distribution to memory, and differentiates each step.
+- ``materialize`` keeps the distribution in the precision of the values, so each ``l`` needs only one matmul. It runs
+  only on CPUs, and skips most of the query-key pairs that a mask hides.
 - ``fused`` keeps no distribution. Triton recomputes it on a GPU, and :mod:`.blockwise` on a CPU.
-- ``recompute`` calls torch's fused attention in every sublayer, with the Q and K of its ``s``.
+- ``recompute`` calls torch's fused attention in every sublayer of a block, with the Q and K of the block's ``s``.
 - ``flex`` is torch's FlexAttention; see :mod:`.flex`.
 
-In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block (:mod:`.lazy_block`). For
-``recompute``, a learned bias is a dense matrix, and support for it depends on torch's kernel:
+In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block, except those of the values of each
+``l`` (:mod:`.lazy_block`). In ``recompute``, a learned bias is a dense matrix, and torch's kernels differ in their
+support for it:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|
-| CPU | flash | no; our ``fused`` replaces it | no; torch uses an unfused kernel |
+| CPU | flash | no, so ``recompute`` calls our ``fused`` | no, so torch uses an unfused kernel |
 | GPU | memory-efficient, compute capability 5.0 and above | yes | yes |
-| GPU | flash (no bias at all) and cuDNN's, compute capability 8.0 and above | no | yes |
+| GPU | flash (which supports no bias) and cuDNN, compute capability 8.0 and above | no | yes |
 
 Source: can_use_mem_efficient_attention and the functions next to it in torch's
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -50,8 +51,9 @@ from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
 
-# The memory-efficient kernel writes a separate bias gradient for each sequence, and torch sums them afterward. This is
-# the maximum number of elements to write at once, unless a single sequence has more: 128 MiB in half precision.
+# The memory-efficient kernel writes a separate bias gradient for each sequence, and torch sums these gradients
+# afterward. At most this many elements (128 MiB in half precision) are written at once, unless a single sequence has
+# more.
 CHUNK_NUMBERS = 2**26
 ALIGNMENT = 8  # elements; the memory-efficient kernel requires bias rows to start at multiples of this
 LARGEST_HEAD = 128  # the largest head size supported by the Triton kernels
@@ -73,10 +75,10 @@ class StoredDistribution(NamedTuple):
 
 
 class Eager(BackEnd):
-    """The back end ``eager``: torch computes each step and writes scores and distribution to memory.
+    """The back end ``eager``: torch computes each step and writes the scores and the distribution to memory.
 
-    It supports every call and is the reference for the other back ends. It is the fastest for tiny models and the only
-    one that supports entmax.
+    It supports every call and is the reference for the other back ends. It is the fastest back end for tiny models, and
+    the only one that supports entmax.
     """
 
     @override
@@ -96,7 +98,7 @@ class Eager(BackEnd):
             scores_BNTK,
             exponent_N=given.scores.exponent_N,
             dtype=given.dtype,
-            # In a row that sees no key, softmax would return NaN. Like torch's fused attention, this returns zeros.
+            # Softmax would return NaN for a query that sees no key. Like torch's fused attention, we return zeros.
             has_blind_rows=given.scores.mask is not None,
         )
         stored = StoredDistribution(probabilities)
@@ -118,7 +120,7 @@ def _why_not_in_chunks(call: AttentionCall) -> Optional[str]:
         [
             (call.dropout, NO_DROPOUT),
             (call.has_entmax, NO_ENTMAX),
-            (call.has_dense and hides_some, "it does not support dense scores with masks or persistent keys"),
+            (call.has_dense and hides_some, "it supports learned scores only without masks and persistent keys"),
         ]
     )
 
@@ -133,11 +135,11 @@ def _why_not_in_triton(call: AttentionCall, dtype: torch.dtype) -> Optional[str]
             (call.has_entmax, NO_ENTMAX),
             (call.mask is not None or call.num_extra, "on a GPU only flex supports masks and persistent keys"),
             (call.is_causal or call.has_positions, "on a GPU it only supports encoders"),
-            (call.has_dense, "on a GPU it does not support dense scores"),
+            (call.has_dense, "on a GPU it does not support learned scores"),
             (call.time != call.keys, "on a GPU it needs as many keys as queries"),
             (not has_one_size, f"on a GPU it needs queries and values of the same size, at most {LARGEST_HEAD}"),
             (dtype == torch.float64, "on a GPU it does not support double precision"),
-            (is_deterministic, "on a GPU its gradients are nondeterministic, but torch is set to be deterministic"),
+            (is_deterministic, "on a GPU its gradients are nondeterministic, which torch is set to forbid"),
         ]
     )
     return reason or why_no_triton()
@@ -151,7 +153,7 @@ class Materialize(BackEnd):
         if device != "cpu":
             return "it runs only on CPUs, because it computes chunks that fit into a CPU's cache"
         if call.has_given:
-            return "it cannot store a distribution if sequences see different keys, as with global=given"
+            return "it cannot store a distribution if the visible keys differ between sequences, as with global=given"
         return _why_not_in_chunks(call)
 
     @override
@@ -162,8 +164,8 @@ class Materialize(BackEnd):
 class Fused(BackEnd):
     """The back end ``fused``, which does not store the distribution.
 
-    It is the fastest on a GPU with a learned bias. On a CPU it needs the least memory for a learned bias and is the
-    fastest for masks outside lazy blocks.
+    On a GPU it is the fastest back end for a learned bias. On a CPU it needs the least memory for a learned bias, and
+    it is the fastest back end for masks outside lazy blocks.
     """
 
     @override
@@ -202,8 +204,8 @@ class RecomputedAttention:
             added = self._dense()
         else:
             added = self._added
-        # Queries that also contain their unrotated vectors are wider than values, but torch fuses attention only for
-        # equal sizes.
+        # Queries that also contain their unrotated copies are wider than the values, but torch fuses attention only if
+        # both have the same size.
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
             v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
@@ -237,7 +239,8 @@ class RecomputedAttention:
 class Recompute(BackEnd):
     """The back end ``recompute``, which uses torch's fused attention.
 
-    It is the fastest for inference, on GPUs without a learned bias, and with dropout outside lazy blocks.
+    It is the fastest back end for inference, for models without a learned bias on a GPU, and for dropout outside lazy
+    blocks.
     """
 
     @override
@@ -245,7 +248,7 @@ class Recompute(BackEnd):
         if call.has_entmax:
             return NO_ENTMAX
         if call.query_size < call.value_size:
-            return "torch's fused attention needs queries and keys, but here dense scores replace them"
+            return "torch's fused attention needs queries and keys, but here learned scores replace them"
         return None
 
     @override
@@ -313,7 +316,7 @@ def attention_with_learned_bias(
         k_BNKD: The keys.
         v_BNKD: The values.
         added: The additions to the scores, broadcastable to (B, N, T, K), in the data type of the queries.
-        dropout: The dropout rate on the distribution.
+        dropout: The dropout rate applied to the distribution.
 
     Returns:
         The output, (B, N, T, D).
@@ -351,10 +354,10 @@ def attention_with_learned_bias(
 def aligned(added: Tensor) -> Tensor:
     """Convert additions to a memory layout that the memory-efficient kernel can read without a copy.
 
-    The kernel requires contiguous rows that start at multiples of :data:`ALIGNMENT` elements. torch would copy other
-    layouts in each call, and does not check where the first row starts.
+    The kernel requires contiguous rows that start at multiples of :data:`ALIGNMENT` elements. torch copies other
+    layouts in each call, but does not check where the first row starts.
     """
-    if torch.compiler.is_compiling():  # the compiler chooses the layout of tensors it computes; torch copies others
+    if torch.compiler.is_compiling():  # the compiler chooses the layouts of tensors that it computes
         return added
     *strides, stride_of_keys = added.stride()
     starts = [*strides, added.storage_offset()]

@@ -1,16 +1,17 @@
 """Attention on a CPU, computed in chunks of the distribution that fit into the cache.
 
 A chunk consists of consecutive queries of some sequences and heads, and the keys that any of these queries sees. The
-back end ``materialize`` keeps the distribution. ``fused`` recomputes it in each function, so its memory grows only
-linearly with the length.
+back end ``materialize`` keeps the distribution. ``fused`` recomputes the distribution in each forward and backward
+function, so memory grows only linearly with the length of the text.
 
 Without a mask, a chunk has all keys, or in a causal model all keys up to its last query. With a mask, it has a few
 *runs* of consecutive keys and omits the keys that none of its queries sees. The scores of all runs are stored side by
 side. Keys that are not tokens come last, and every query sees them.
 
-Additions that depend on distances are views of smaller tensors. With a bias by distance, the rows of a chunk are in
-reverse order, starting with the last query. Row i of the bias is then the window of distances that starts at i. For
-Transformer-XL's positions, scores are computed by query and distance and viewed by query and key.
+Additions to the scores that depend on distances are views of smaller tensors. With a bias by distance, the rows of a
+chunk are in reverse order, starting with the last query. Row i of the bias is then the window of distances that starts
+at i. For Transformer-XL's positions, scores are computed for each query and distance, and a view arranges them by query
+and key.
 """
 
 import functools
@@ -32,8 +33,8 @@ from lazyformer_fairseq.modules.products import multiply
 
 # The number of elements in a chunk, 8 MiB in float32. 2^20 and 2^22 are slower at 2,048 tokens and equally fast at 512.
 CHUNK_ELEMENTS = 2**21
-# Sequences with distributions smaller than this share a chunk. A separate call for each matmul would cost more than the
-# copy that places heads side by side.
+# Sequences whose distributions are smaller than this share a chunk. A separate matmul call for each of them would cost
+# more than the copy that places heads side by side.
 MIN_CHUNK_ELEMENTS = 2**19
 # The number of rows in a chunk with a mask. With more rows, more hidden pairs are computed; with fewer rows, matmuls
 # are slower.
@@ -182,7 +183,7 @@ def _masked_segments(
 
 
 def _segment(rows: slice, shown: np.ndarray) -> Segment:
-    """Build the segment of some rows from a visibility mask (rows, K)."""
+    """Build a segment from its rows and their visibility mask (rows, K)."""
     is_seen = np.any(shown, axis=0)
     if not is_seen.any():  # a matmul needs at least one key, even if no query sees it
         is_seen[0] = True
@@ -228,7 +229,7 @@ class Addition:
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients, keyed by the name of the part of the scores."""
+        """Return the gradients of the learned parts of :class:`Scores`, by name."""
         raise NotImplementedError
 
 
@@ -236,7 +237,7 @@ class Dense(Addition):
     """The addition of learned scores for each query-key pair, without a mask.
 
     Args:
-        learned_BNTK: The scores, or (1, N, T, K) if all sequences share them.
+        learned_BNTK: The scores; (1, N, T, K) if all sequences share them.
         batch: B, the number of sequences.
     """
 
@@ -281,8 +282,8 @@ class ByDistance(Addition):
 
     Args:
         time: T, the number of queries.
-        distances: The number of possible distances, starting with the distance from the last query to the first key. In
-            a causal model, the last one is the distance to the next key, because queries do not see further ahead.
+        distances: The number of possible distances. The first one is the distance from the last query to the first key.
+            In a causal model, the last one is the distance to the next key, because queries do not see further ahead.
         like: A tensor with the data type of the scores.
     """
 
@@ -303,8 +304,8 @@ class ByDistance(Addition):
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
         width = places.stop - places.start
-        # The buffer extends beyond the last row by one entry per row, because the view by key reads there for hidden
-        # keys.
+        # The buffer extends beyond the last row by one entry per row, because :func:`by_key` also reads these entries,
+        # for hidden keys.
         memory = scratch("by_distance", (groups, rows * width + rows), self.like)
         return memory[:, : rows * width].unflatten(1, (rows, width))
 
@@ -316,9 +317,9 @@ class ByDistance(Addition):
         return self.room_for(chunk, runs[0]).zero_()
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield, for each run of keys, the slice of its distances and dS by query and distance.
+        """Yield, for each run of keys, the slice of its distances and the dS indexed by query and distance.
 
-        If `room` is not None, it already contains dS by query and distance.
+        If `room` is not None, it already contains this dS.
         """
         for run, columns in chunk.segment.columns():
             found = room
@@ -360,7 +361,7 @@ class Bias(ByDistance):
 
 
 class Positions(ByDistance):
-    """The addition of Transformer-XL's position scores, computed by query and distance and viewed by query and key."""
+    """The addition of Transformer-XL's position scores, which are computed for each distance and viewed by key."""
 
     def __init__(self, queries_BNTD: Tensor, vectors_NKD: Tensor, distances: int):
         super().__init__(queries_BNTD.size(-2), distances, queries_BNTD)
@@ -416,10 +417,11 @@ def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
 
 
 def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
-    """View scores by query and distance (groups, rows, distances) as scores by query and key (groups, rows, keys).
+    """Return a view (groups, rows, keys), indexed by query and key, of scores indexed by query and distance.
 
-    Entry (i, j) of the view is entry rows - 1 - i + j of row i, or entry i + j if rows are in reverse order. If this
-    index is beyond the end of the row, the key is hidden, and the view contains a meaningless entry of the next row.
+    Entry (i, j) of the view is entry rows - 1 - i + j of the original row i, or entry i + j if rows are in reverse
+    order. If this index is beyond the end of the row, the key is hidden, and the view contains a meaningless entry of
+    the next row.
     """
     groups, rows, distances = by_distance.shape
     if chunk.is_reversed:
@@ -442,7 +444,7 @@ class Blockwise:
         q: The queries (B, N, T, D).
         k: The keys (B, N, K, D).
         scores: Everything else that determines P.
-        stored: A buffer for P of all chunks, one after the other; empty to compute P each time.
+        stored: A buffer for P, in which the chunks follow one another; empty to compute P each time.
         is_filled: Whether the buffer already contains P.
     """
 
@@ -540,7 +542,7 @@ class Blockwise:
         may_be_blind = self._hide(chunk, out)
 
         # For half precision, torch.softmax uses float32 internally. Using torch.exp with each row's log-sum-exp instead
-        # is 5 times slower on some CPUs.
+        # would be five times slower on some CPUs.
         if not may_be_blind:
             return torch.softmax(out, -1, out=out)
         is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # rows that see no key must be zero, not NaN
@@ -554,7 +556,7 @@ class Blockwise:
             is_hidden = chunk.turn(torch.from_numpy(segment.hidden))
             out[..., : segment.tokens].masked_fill_(is_hidden, _HIDDEN)
         elif self.scores.is_causal:
-            first = self.tokens - self.time + segment.rows.start  # the key of the chunk's first query
+            first = self.tokens - self.time + segment.rows.start  # the index of the first query's own key
             is_future = torch.ones(segment.num_rows, segment.tokens - first, dtype=torch.bool).triu(1)
             out[..., first : segment.tokens].masked_fill_(chunk.turn(is_future), _HIDDEN)
 
@@ -570,7 +572,7 @@ class Blockwise:
         return bool(self.lengths) or bool(segment.hidden.all(axis=-1).any())
 
     def room(self, chunk: Chunk) -> Optional[Tensor]:
-        """Return a buffer for dS by query and distance; None if dS should be computed by query and key."""
+        """Return a buffer for dS, indexed by query and distance; None if dS should be indexed by query and key."""
         if not self.additions:
             return None
         return self.additions[0].room(chunk)
@@ -606,7 +608,7 @@ class Blockwise:
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[Part, ...]]]]:
-    """Yield slices of consecutive heads that see the same keys, with the parts of their mask; None without a mask."""
+    """Yield each slice of consecutive heads that see the same keys, and the parts of their mask; None if unmasked."""
     if scores.mask is None:
         yield slice(0, heads), None
         return
@@ -620,7 +622,7 @@ class InChunks(Implementation):
     """The CPU implementation of lazy blocks, which computes attention in chunks.
 
     Args:
-        stores: Whether to keep P. Otherwise each function recomputes it.
+        stores: Whether to keep P. If False, each function recomputes it.
     """
 
     def __init__(self, stores: bool):
@@ -666,7 +668,7 @@ class InChunks(Implementation):
     ) -> list[Tensor]:
         """Compute all gradients of a block from dS = P * (sum of dO_i V_i^T - delta).
 
-        The sum is a single matmul, because the values of all layers are concatenated.
+        The sum over layers is a single matmul, because the values of all layers are concatenated.
         """
         distribution = Blockwise(q, k, scores, saved)
         d_q = empty_heads(q)

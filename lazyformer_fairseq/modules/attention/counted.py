@@ -1,7 +1,7 @@
-"""Attention on the meta device, which computes nothing but reports its matmuls to torch's FlopCounterMode.
+"""Attention on the meta device: nothing is computed, but all matmuls are reported to torch's FlopCounterMode.
 
-With a mask, each query counts with the keys that it sees, regardless of the tiles that a back end computes. Without a
-mask it counts with all keys, including future keys, because back ends compute these too.
+With a mask, only the keys that a query sees are counted, regardless of the tiles that a back end computes. Without a
+mask all keys are counted, including future keys, because back ends compute these too.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def _count_flops(vectors: tuple[int, ...], pairs: int, *_time: int, **_shapes: o
 
 
 class CountedDistribution(NamedTuple):
-    """A distribution without its values.
+    """A distribution of which only the size is known.
 
     Attributes:
         pairs: The number of query-key pairs.
@@ -60,14 +60,14 @@ def attend(given: AttentionInputs) -> tuple[Tensor, CountedDistribution]:
     batch, heads, time, _ = given.q_BNTD.shape
     tokens = given.k_BNKD.size(-2) - scores.extra
     queries = batch * heads * time
-    # A learned span, where bias and mask end at the same distance, counts with all keys, because it may grow to see all
-    # of them.
+    # With a learned span, where bias and mask end at the same distance, all keys are counted, because the span may grow
+    # until every query sees all of them.
     if scores.mask is not None and not scores.far:
         seen = batch * count_pairs(scores.mask, time, tokens, scores.is_causal)
         distances = seen
     else:
         seen = queries * tokens
-        distances = seen + queries  # every query is also multiplied with the distance of a future key
+        distances = seen + queries  # every query is also multiplied by the encoded distance of a future key
     pairs = seen + queries * scores.extra
     COMPARE(given.q_BNTD, pairs)
     if scores.position_queries_BNTD is not None:

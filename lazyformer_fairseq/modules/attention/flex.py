@@ -1,11 +1,10 @@
 """The back end ``flex``: torch's FlexAttention on a GPU, which skips blocks of keys that a mask hides.
 
 torch compiles it together with the functions that mask keys and add to scores. Everything that varies between calls is
-passed to these functions as tensors, because a number would be a constant, and each new value would trigger another
-compilation. There is one compilation per combination of features, and a second one when sizes change for the first
-time.
+passed to these functions as tensors, because numbers would become constants, and each new value would trigger another
+compilation. Each combination of features is compiled once, and a second time when sizes first change.
 
-An ``l`` recomputes the attention, as in ``recompute``. torch sums the gradients of a bias by distance in a
+An ``l`` recomputes the attention, as in ``recompute``. If the bias depends on distance, torch sums its gradients in a
 nondeterministic order.
 """
 
@@ -32,7 +31,7 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Numbers, b
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 
-BLOCK = 128  # the number of queries and keys per block, which is torch's default
+BLOCK = 128  # the number of queries, and of keys, per block; this is torch's default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 only supports powers of two
 _KEPT = 64  # the number of cached plans, one per combination of text length and mask
 
@@ -73,7 +72,7 @@ class FlexAttention:
         return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
-        """Return torch's function, compiled on a GPU. On a CPU it is used only for comparison and is not fused."""
+        """Return torch's function, compiled for a GPU. On a CPU it is used only for comparison and is not fused."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
@@ -96,7 +95,7 @@ class FlexAttention:
 
 
 class Flex(BackEnd):
-    """The back end ``flex``, the fastest for masks on a GPU."""
+    """The back end ``flex``, the fastest one for masks on a GPU."""
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
@@ -106,7 +105,7 @@ class Flex(BackEnd):
                 (device != "cuda", "torch's FlexAttention supports gradients only on GPUs"),
                 (call.dropout, NO_DROPOUT),
                 (call.has_entmax, NO_ENTMAX),
-                (call.has_dense, "it does not support dense scores"),
+                (call.has_dense, "it does not support learned scores"),
                 (
                     not has_one_size,
                     f"it needs queries and values of the same size, one of {', '.join(map(str, HEAD_SIZES))}",
@@ -131,8 +130,8 @@ def _compiled(_features: Hashable) -> Callable[..., Tensor]:
     """Return torch's function, compiled for one combination of features.
 
     torch limits the number of recompilations per code object. Beyond the limit, the function would run uncompiled and
-    write all scores to memory. Each combination therefore gets its own copy of the code, and it is an error if torch
-    cannot compile it.
+    write all scores to memory. Each combination therefore gets its own copy of the code, and an error is raised if
+    torch cannot compile this copy.
 
     Args:
         _features: Everything that determines how the function is compiled; the cache key.
@@ -163,7 +162,7 @@ class _Plan(NamedTuple):
         offset: The position of the first query.
         latest: The maximum number of positions that a key may be ahead of the query.
         tokens: The number of keys that are tokens.
-        reach: The number of positions back that a query sees.
+        reach: The maximum number of positions that a key may be behind the query.
     """
 
     numbers: Numbers
@@ -212,7 +211,7 @@ def _plan(
 
 
 def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
-    """Build torch's BlockMask without a GPU synchronization; the number of visible blocks stays on the GPU."""
+    """Build torch's BlockMask without synchronizing with the GPU; the number of visible blocks stays on the GPU."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shown = plan.shown[None]
@@ -238,7 +237,7 @@ def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
 
 
 def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
-    """Group flags of keys by block, (B, blocks, BLOCK).
+    """Group the keys' flags by block, (B, blocks, BLOCK).
 
     Args:
         flags_BK: The flags of keys that are tokens. The flag of all other keys is False.
@@ -251,7 +250,7 @@ def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of True blocks per row of (B, N, R, C), and block indices with the True ones first; int32."""
+    """Return the number of True blocks in each row of (B, N, R, C), and the row's block indices, True ones first."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
@@ -293,7 +292,7 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 def _by_part(numbers_NXF: Tensor) -> list[list[Tensor]]:
     """Return the numbers of each part of a mask as separate tensors (N,).
 
-    They are separate because torch 2.10 cannot mix tensor indices with other indices, and copies because the CPU
+    They are separate because torch 2.10 cannot mix tensor indices with other indices. They are copies because the CPU
     compiler does not accept views.
     """
     found = []

@@ -15,7 +15,7 @@ from lazyformer_fairseq.modules.processor import compute_capability
 
 LOWEST_CAPABILITY = (8, 0)  # the lowest compute capability that Triton supports
 USES_TRITON = True  # False in exported models, which do not include the Triton kernels
-# Reasons shared by several back ends.
+# Reasons why several back ends do not support a call.
 NO_DROPOUT = "it does not support attention dropout; use --attention-dropout 0"
 NO_ENTMAX = "it supports softmax but not entmax"
 
@@ -26,10 +26,10 @@ class AttentionInputs:
 
     Attributes:
         q_BNTD, k_BNKD, v_BNKD: The queries, keys and values. Queries and keys may have a different head size than
-            values; its square root scales the scores. If it is 0, the distribution depends only on the additions to the
-            scores.
+            values. The scores are divided by the square root of the queries' head size. If that size is 0, the
+            distribution depends only on the additions to the scores.
         scores: The additions to the scores, and the keys that each query sees.
-        dropout: The dropout rate on the distribution. An ``s`` passes on its distribution before dropout.
+        dropout: The dropout rate applied to the distribution. An ``s`` passes on the distribution without dropout.
         consumers: The number of ``l`` sublayers that will reuse the distribution.
     """
 
@@ -52,11 +52,11 @@ class AttentionInputs:
 
 
 class AttentionCall(NamedTuple):
-    """An attention computation as seen by a back end: its sizes and everything that determines the distribution.
+    """A description of an attention computation for back ends: its sizes and its features.
 
     Attributes:
         batch, heads, time, keys: B, N, T and K. K includes persistent keys.
-        query_size: The head size D of queries and keys; 0 if the distribution depends only on dense scores.
+        query_size: The head size D of queries and keys; 0 if the distribution depends only on learned scores.
         value_size: The head size D of values.
         mask: The keys that queries see; None for all keys.
         num_extra: The number of keys that are not tokens.
@@ -64,11 +64,11 @@ class AttentionCall(NamedTuple):
         has_positions: Whether Transformer-XL's position scores are added.
         has_dense: Whether learned scores are added for every query-key pair.
         has_entmax: Whether entmax replaces softmax.
-        has_given: Whether each sequence has individual keys that all of its queries see.
+        has_given: Whether each sequence has its own set of keys that all of its queries see.
         is_causal: Whether later keys are hidden from queries.
         is_padded: Whether some keys are padding.
         is_training: Whether gradients will be computed.
-        dropout: The dropout rate on the distribution.
+        dropout: The dropout rate applied to the distribution.
         consumers: The number of sublayers above that reuse the distribution.
     """
 
@@ -134,7 +134,7 @@ def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether Triton is installed in a version that accepts tuples as kernel arguments, and may be used."""
+    """Return whether Triton may be used and is installed in a version that accepts tuples as kernel arguments."""
     if not USES_TRITON:
         return False
     try:

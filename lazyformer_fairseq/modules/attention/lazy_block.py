@@ -1,14 +1,14 @@
 """Gradients of a lazy block: each ``l`` computes the gradient of its values, and the ``s`` computes the rest once.
 
-The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
-softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` does not need to compute its contribution to dS. It
-passes dO_i, V_i and the row sums to its ``s``, where the backward pass arrives last. autograd transports them: the
-``s`` passes three *handles* to each consumer, zero tensors that take no memory and are never read. The consumer returns
-the three tensors as the gradients of the handles. No state is kept outside the graph, so graphs can be retained, run
-twice or compiled.
+The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient of the
+scores is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` does not need to compute its contribution to dS. Instead
+it passes dO_i, V_i and the row sums to its ``s``, where the backward pass arrives last. autograd transports these three
+tensors. In the forward pass, the ``s`` passes three *handles* to each consumer: zero tensors that take no memory and
+are never read. In the backward pass, the consumer returns the three tensors as the gradients of its handles. No state
+is kept outside the graph, so graphs can be retained, run twice or compiled.
 
-The scores of a block are flattened once and pass through autograd and torch's operators in this form. An operator
-(:class:`BlockKernels`) converts them back to an object.
+The :class:`Scores` object of a block is flattened once, and passes through autograd and torch's operators in this form.
+Each operator (:class:`BlockKernels`) rebuilds the object.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -56,16 +56,16 @@ class Implementation:
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Compute dQ, dK, dV of the first values and the gradients of ``scores.learned``.
+        """Compute dQ, dK, the dV of the first layer, and the gradients of ``scores.learned``.
 
         Args:
             q: The queries.
             k: The keys.
             values: The values of all layers in the block, starting with the ``s``.
             d_outputs: The gradients dO_i of the layers' outputs.
-            delta: The sum of rowsum(dO_i * O_i), (B, N, T).
+            delta: The sum of rowsum(dO_i * O_i) over the layers, (B, N, T).
             saved: The tensor `saved` returned by :meth:`attend_forward`.
-            scores: The block's scores. The gradient of a missing part is an empty tensor.
+            scores: The block's scores. The gradient of a part that is None is an empty tensor.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ def _operator(name: str, compute: Callable, schema: str, fake: Callable) -> Call
         name: The operator's name.
         compute: The function, which takes a :class:`Scores` object as its last argument.
         schema: The operator's schema, without the flattened scores.
-        fake: A function with the operator's arguments that returns empty tensors like its results.
+        fake: A function that takes the operator's arguments and returns empty tensors like the operator's results.
     """
 
     def in_given_precision(*args: Any) -> Any:
@@ -202,7 +202,7 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
     k_BNKD = given.k_BNKD
     v_BNKD = given.v_BNKD
     scores = given.scores
-    if torch.is_autocast_enabled(given.device):  # adding weights promotes to float32, but matmuls are in half precision
+    if torch.is_autocast_enabled(given.device):  # adding float32 weights promotes inputs; matmuls use half precision
         lower = torch.get_autocast_dtype(given.device)
         q_BNTD = q_BNTD.to(lower)
         k_BNKD = k_BNKD.to(lower)
@@ -271,8 +271,8 @@ class _Attend(torch.autograd.Function):
         delta = torch.stack(row_sums).sum(0)
         scores = FlatScores(tensors, ctx.numbers)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
-        # The tensors follow kernels, consumers, numbers, q, k and v in the argument list, and the learned ones come
-        # first.
+        # In the argument list, kernels, consumers, numbers, q, k and v come first, then the learned tensors, and then
+        # the others.
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
         d_tensors = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
         d_tensors += [None] * (len(tensors) - len(d_learned))

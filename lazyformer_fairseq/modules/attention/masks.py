@@ -34,7 +34,7 @@ class Band(NamedTuple):
     block: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return a mask (T, K) that is True where a query sees a key, from their positions (T,) and (K,)."""
+        """Return a mask (T, K), True where a query sees a key; the arguments are their positions."""
         queries_T1 = queries_T[:, None]
         ahead_TK = keys_K - queries_T1
         seen_TK = ahead_TK % self.dilation == 0
@@ -51,9 +51,9 @@ class Columns(NamedTuple):
     """Keys that every query sees.
 
     Attributes:
-        first: The number of keys at the start.
+        first: The number of visible keys at the start.
         period: The length of a period; 0 for no periods.
-        last: The number of keys at the end of each period.
+        last: The number of visible keys at the end of each period.
     """
 
     first: int = 0
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
     last: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return a mask (T, K) that is True where a query sees a key, from their positions (T,) and (K,)."""
+        """Return a mask (T, K), True where a query sees a key; the arguments are their positions."""
         seen_K = keys_K < self.first
         if self.period:
             place_in_period = keys_K % self.period
@@ -76,7 +76,7 @@ _SAMPLED = 128  # the number of queries that `visible_fraction` samples
 
 
 def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places:
-    """Return a mask (T, K) that is True where any part shows a key to a query, from positions (T,) and (K,)."""
+    """Return a mask (T, K), True where any part shows a key to a query; the arguments are their positions."""
     seen_TK = parts[0].shows(queries_T, keys_K)
     for part in parts[1:]:
         seen_TK = seen_TK | part.shows(queries_T, keys_K)
@@ -84,7 +84,7 @@ def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places
 
 
 class AttentionMask(NamedTuple):
-    """An attention mask, in parts per group of heads. A query sees every key that at least one part shows.
+    """An attention mask that consists of parts for each group of heads. A query sees every key that any part shows.
 
     Attributes:
         groups: Pairs of the number of consecutive heads in a group and the parts of their mask.
@@ -93,7 +93,7 @@ class AttentionMask(NamedTuple):
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
 
     def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
-        """Return a boolean mask, True where a query sees a key: (1, T, K), or (N, T, K) if heads differ; not causal."""
+        """Return a mask (1, T, K), or (N, T, K) if heads differ; True where a query sees a key, ignoring causality."""
         places = torch.arange(keys, device=device)
         queries = places[keys - time :]
         by_group = []
@@ -180,7 +180,8 @@ def visible_fraction(mask: AttentionMask, time: int, keys: int, is_causal: bool)
     """Estimate the fraction of query-key pairs that a mask shows, in (0, 1] and rounded to three digits.
 
     The fraction is estimated from a sample of queries, because it is needed for many text lengths. The sampled
-    positions are multiples of the golden ratio, so they are spread evenly and do not align with the period of a mask.
+    positions are multiples of the golden ratio modulo 1, scaled to the text length, so they are spread evenly and do
+    not align with the period of a mask.
     """
     places = torch.arange(keys, device="cpu")
     if time <= _SAMPLED:
@@ -199,7 +200,7 @@ def visible_fraction(mask: AttentionMask, time: int, keys: int, is_causal: bool)
 
 
 def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_causal: bool) -> int:
-    """Count the visible pairs of these queries and all keys, from their positions."""
+    """Count the visible pairs among the queries and keys at these positions."""
     seen = shown_by(parts, queries, places)
     if is_causal:
         seen &= places <= queries[:, None]
@@ -237,8 +238,8 @@ def _read_part(rest: Iterator[int]) -> Part:
 # parts of a mask as numbers. A block consists of consecutive queries and an equal number of consecutive keys. Nothing
 # here synchronizes with the GPU.
 
-_PAIRS_AT_ONCE = 2**26  # query-key pairs; their distances take half a gigabyte
-_ENDLESS = 2**30  # means no limit; the sum of two such numbers fits into 32 bits
+_PAIRS_AT_ONCE = 2**26  # query-key pairs, whose distances take half a gigabyte
+_ENDLESS = 2**30  # stands for no limit; the sum of two such numbers fits into 32 bits
 
 
 class Numbers(NamedTuple):

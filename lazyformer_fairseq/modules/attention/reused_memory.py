@@ -1,7 +1,8 @@
 """CPU memory that is reused from update to update.
 
-Each update writes distributions of a few hundred megabytes. The operating system allocates new memory page by page,
-which took a third as long as computing the contents. GPUs do not need this, because torch caches their memory.
+Each update writes distributions of a few hundred megabytes. The operating system would allocate new memory for them
+page by page, which took a third as long as computing the contents when we measured it. On GPUs this is not necessary,
+because torch caches their memory.
 """
 
 import math
@@ -32,14 +33,14 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
         memory = _free.pop()
     else:
         memory = torch.empty(size, dtype=torch.uint8).numpy()
-    lease = memory.view()  # the tensor's storage keeps this array alive until it is freed
+    lease = memory.view()  # the tensor's storage keeps this array alive until the storage is freed
     finalizer = weakref.finalize(lease, _free.append, memory)
     finalizer.atexit = False  # type: ignore[misc]  # missing in typeshed's __slots__, but documented
     return torch.from_numpy(lease).view(like.dtype).view(*shape)
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialized tensor like :func:`empty` for temporary data of a function.
+    """Return an uninitialized tensor, as :func:`empty` does, for a function's temporary data.
 
     The next request with the same name reuses the memory. Each thread has its own memory, which grows to the largest
     request under each name.

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 
-# The tensors that may have gradients, in the order in which back ends return these, and the tensors that never have
-# any.
+# LEARNED lists the tensors that may have gradients, in the order in which back ends return the gradients. _FIXED lists
+# the tensors that never have gradients.
 LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
 Layout = Callable[[Tensor], Tensor]
@@ -45,19 +45,21 @@ class Scores:
         bucket_by_distance: The bucket of each distance, integers (K + T - 1,). The bucket of the distance key - query
             is at index K - 1 + (key - query). None without a bias.
         far: The distance at and beyond which all distances on the same side share one bucket.
-        lengths_B: The number of keys before the padding, which is always on the right; None without padding.
+        lengths_B: The number of keys before the padding in each sequence; padding is always on the right. None without
+            padding.
         is_causal: Whether later keys are hidden from queries.
         position_queries_BNTD: (Q + v) / sqrt(D) for Transformer-XL's positions; None without these positions.
         distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one is for a future key,
-            which no query sees; with it, :func:`relative_shift` can return a view.
+            which no query sees; it is included so that :func:`relative_shift` can return a view.
         mask: The keys that queries see; None for all keys. The output of a query that sees no key is zero.
         seen_BK: True at keys that every query sees regardless of the mask; None if there are none.
         extra: The number of keys at the end that are not tokens. Every query sees them, without bias or positions.
         exponent_N: The alpha of entmax for each head; None for softmax.
         given_BK, given_places_BG: True at the positions marked by the caller, and the indices of these positions,
             padded with T. Back ends ignore them; an attention variant derives `seen_BK` from them.
-        learned_BNTK: Learned scores to add, or (1, N, T, K) to share them among sequences; None for none.
-        places_BT: The position of each token in its text, if it differs from the token's index. Back ends ignore it.
+        learned_BNTK: Learned scores to add; (1, N, T, K) if all sequences share them. None for no such scores.
+        places_BT: The position of each token in its text; None if positions equal the tokens' indices. Back ends ignore
+            it.
     """
 
     table_KN: Optional[Tensor] = None
@@ -78,7 +80,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         self._cache: dict[Hashable, Any] = {}  # a cache shared by the sublayers of a forward pass
-        self.outlasts_checkpoints = False  # whether cached values outlive the checkpoint in which they are computed
+        self.outlasts_checkpoints = False  # whether cached values outlive the activation checkpoint that computes them
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
         """Return a copy for sequences with padding.
@@ -135,11 +137,11 @@ class Scores:
         return replace(self, **parts)
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the cached result of `make`, which is called once per key and forward pass for all sublayers."""
+        """Return `make()`, called only once per cache key in each forward pass and shared by all sublayers."""
         if key in self._cache:
             return self._cache[key]
         if self.outlasts_checkpoints:
-            # Make autograd save the same tensors as it would outside the checkpoint.
+            # Make autograd save the same tensors that it would save outside the activation checkpoint.
             context: AbstractContextManager = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
         else:
             context = nullcontext()
@@ -195,12 +197,12 @@ class Scores:
             keys: K, the number of keys, including `extra`.
             like: A tensor with the scores' device and data type.
             layout: A function that converts a tensor to the memory layout that a back end needs, without a copy if it
-                already has that layout. None for any layout. torch.compile cannot trace a pass that caches a value with
-                a function as the key.
+                already has that layout. None for any layout. torch.compile cannot trace a forward pass in which a
+                function is part of a cache key.
         """
         tokens = keys - self.extra
         # The sizes are part of the key, because a sublayer may drop memory beyond the reach of its mask. Under
-        # torch.compile they are not, because it would compile a graph for each size.
+        # torch.compile they are not, because torch would compile a graph for each size.
         key: tuple[Hashable, ...] = (self.mask, layout)
         if not torch.compiler.is_compiling():
             key = (*key, time, tokens)
@@ -253,7 +255,7 @@ class Scores:
         per pair.
         """
         by_distance = table_KN[self.bucket_by_distance].t()
-        if torch.compiler.is_compiling():  # unfold would make the window size a constant and recompile for each T
+        if torch.compiler.is_compiling():  # unfold would make the window size a constant, so each T would need a graph
             rows = torch.arange(time, device=by_distance.device)
             columns = torch.arange(keys, device=by_distance.device)
             places = time - 1 + columns - rows[:, None]

@@ -1,8 +1,8 @@
 """Back-end selection: either the back end named by the user or, for ``auto``, the fastest one on this machine.
 
-The first attention call of each shape times the back ends that support it, on its own queries, keys and values
-(:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, the first back end in a fixed order is selected, which
-is usually the fastest for this kind of call.
+The first attention call of each shape times the back ends that support it, on the call's own queries, keys and values
+(:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, the first back end in a fixed order is selected; it is
+usually the fastest for this kind of call.
 """
 
 import math
@@ -26,7 +26,8 @@ AUTO = "auto"
 DEVICES = ("cpu", "cuda")
 BACKENDS = tuple(BACK_ENDS)
 MEMORY_FRACTION = 0.4  # the fraction of a device's memory that ``auto`` allows for the distributions of all sublayers
-MIN_MULTIPLY_ADDS_TO_TIME = 2**22  # multiply-adds of queries and keys below which timing takes longer than any back end
+# With fewer multiply-adds of queries and keys, timing the back ends would take longer than running any of them.
+MIN_MULTIPLY_ADDS_TO_TIME = 2**22
 # The number of tokens per batch that are timed on a CPU. CPU back ends process sequences one after the other.
 TOKENS = 2048
 # Skipping masked pairs pays off with at least this many queries and at most this fraction of visible pairs.
@@ -70,7 +71,7 @@ class Workload(NamedTuple):
         return self.share < SHARE_MASKED and self.call.time >= FEWEST_MASKED
 
     def shape(self) -> str:
-        """Describe the class of calls that share a selection.
+        """Describe the class of calls that share a selected back end.
 
         Lengths, batch size and the visible fraction are rounded to half octaves, so similar calls have the same
         description.
@@ -282,7 +283,7 @@ def sequences_to_time(workload: Workload) -> int:
 def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
     """Return a function that maps the name of a back end to the computation to time.
 
-    The computation is the forward pass and, during training, the backward pass of a block on the first sequences of the
+    The computation is a block's forward pass and, during training, its backward pass, on the first sequences of the
     batch.
     """
     call = workload.call
@@ -336,7 +337,7 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
 def memory_of(device: str) -> int:
     """Return a device's total memory in bytes.
 
-    Free memory does not count, because the selection must not depend on other running processes.
+    Total rather than free memory is used, because the selection must not depend on other running processes.
     """
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory

@@ -5,9 +5,10 @@ D matmul per head, a forward pass costs 2, the gradient of an ``l`` costs 2, and
 consumers costs m + 4. The kernels support any T, D <= 128, fp16, bf16 and fp32. q, k, values and gradients may be views
 with arbitrary strides.
 
-Autotuning tries the tiles once for each class of inputs and keeps the fastest. The lists are short and contain tiles
-that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for the registers and shared memory
-that each of them needs. Tiles too large for a GPU are skipped. The first tile of each list fits an A100.
+Autotuning tries a kernel's list of tiles once for each class of inputs and keeps the fastest ones. The lists are short
+and contain only tiles that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for the
+registers and shared memory that each of them needs. Tiles that are too large for a GPU are skipped. The first tile of
+each list fits an A100.
 """
 
 import functools
@@ -133,12 +134,12 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
 
 
 class NearBias(NamedTuple):
-    """The bias by distance up to `reach`. At and beyond it, all distances on the same side share one bucket.
+    """The bias for distances up to `reach`, at and beyond which all distances on the same side share one bucket.
 
     Attributes:
         rows: The bias (N, 2 reach + 1), multiplied by log2(e); the distance key - query is at index reach + (key -
-            query). None without a bias. It is in float16 if q is in half precision, because Triton would pass wider
-            numbers through shared memory, one tile at a time.
+            query). The rows are in float16 if q is in half precision, because Triton would pass wider numbers through
+            shared memory, one tile at a time. None without a bias.
         reach: The scores' `far`, or less for shorter sequences.
         buckets: The buckets of the distances from -reach to reach, (2 reach + 1,).
     """
@@ -197,7 +198,7 @@ class BiasGradient:
         self.far_sums = q.new_zeros(batch, heads, far_slots(time), 2, dtype=torch.float32)
 
     def of_table(self, table_KN: Tensor) -> Tensor:
-        """Compute the gradient of the table, (K, N), in a deterministic order."""
+        """Compute the gradient of the bias table (K, N), summing in a deterministic order."""
         by_distance = self.band.sum((0, 2), dtype=torch.float32).double()
         below, above = self.far_sums.double().sum((0, 2)).unbind(-1)
         by_distance[:, 0] += below
@@ -210,7 +211,7 @@ class BiasGradient:
 
 
 def far_slots(time: int) -> int:
-    """Return the maximum number of key tiles, each of which writes partial sums of far distances."""
+    """Return the maximum number of key tiles, each of which writes its partial sums over far distances."""
     return math.ceil(time / FEWEST_KEYS)
 
 
@@ -244,11 +245,14 @@ def launch(
 
     Args:
         kernel: The kernel.
-        kept: The dimension of the tile that a program keeps while it loops over the other one, BLOCK_Q or BLOCK_K.
+        kept: The size of the tile that a program keeps, BLOCK_Q or BLOCK_K, while it loops over the tiles of the other
+            dimension.
         q: The queries (B, N, T, D), which determine the sizes.
-        strided: Arguments that need an additional argument NAME_strides: tensors (B, N, T, D) or tuples of tensors.
+        strided: Tensors (B, N, T, D), or tuples of such tensors, each of which is passed with an additional argument
+            NAME_strides.
         tiles: The candidate tiles.
-        set_to_zero: The names of arguments that programs add to. They are zeroed before each autotuning trial.
+        set_to_zero: The names of the tensors to which programs add. These tensors are zeroed before each autotuning
+            trial.
         others: The kernel's other arguments.
     """
     batch, heads, time, size = q.shape
@@ -384,7 +388,7 @@ class InTriton(Implementation):
 
     @override
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Compute an ``l``, exp(scores - log-sum-exp) V (B, N, T, D), without rescaling by a running maximum."""
+        """Compute an ``l`` as exp(scores - log-sum-exp) V (B, N, T, D), which needs no running maximum."""
         return _forward(q, k, v, saved, scores, reuses=True)
 
     @override
@@ -421,7 +425,7 @@ class InTriton(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Compute dQ, dK, dV of the first values and the gradients of ``scores.learned`` in one pass for the block.
+        """Compute dQ, dK, the dV of the first layer, and the gradients of ``scores.learned`` in one pass for the block.
 
         Programs add to dQ in float32, in a nondeterministic order. All other sums are deterministic.
         """

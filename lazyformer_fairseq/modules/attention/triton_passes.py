@@ -1,4 +1,4 @@
-"""The Triton kernels: attention of an ``s``, attention of an ``l`` that reuses its log-sum-exp, and their gradients.
+"""The Triton kernels: attention of an ``s``, attention of an ``l`` (which reuses log-sum-exps), and the gradients.
 
 The online softmax follows Milakov and Gimelshein (2018), and the loop over tiles follows FlashAttention
 (Dao et al., 2022).
@@ -8,10 +8,10 @@ Tiles at distances of at least `reach` from the kept tile share one bias and nee
 the loop over them is a plain attention loop. The other tiles are *near*: the bias of each element is looked up in a row
 of 2 reach + 1 entries (:class:`~.triton_kernels.NearBias`), and padding is masked.
 
-An ``l`` computes the gradient of its values, and an ``s`` computes the other gradients of its block in one pass. For m
-values V_i with one distribution P and output gradients dO_i, dS = P o (sum_i dO_i V_i^T - delta) with delta = sum_i
-rowsum(dO_i o O_i), for any m. In passes over keys, tiles are transposed (keys by queries), as required by the matmuls
-that sum over queries.
+An ``l`` computes the gradient of its values, and an ``s`` computes the other gradients of its block in one pass. If m
+layers with values V_i and output gradients dO_i share a distribution P, the gradient of the scores is dS = P o (sum_i
+dO_i V_i^T - delta), where o is the elementwise product and delta = sum_i rowsum(dO_i o O_i). In passes over keys, tiles
+are transposed (keys by queries), as required by the matmuls that sum over queries.
 """
 
 import triton
@@ -19,7 +19,8 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Triton must not specialize on these arguments being 1 or a multiple of 16, because it would compile each case.
+# Triton must not specialize on these arguments being 1 or a multiple of 16, because it would compile a kernel for each
+# case.
 NOT_SPECIALIZED = ["reach", "time_class"]
 
 
@@ -69,7 +70,7 @@ def store_rows(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Store a head's rows from `start` to `limit`, in the data type of the tensor."""
+    """Store a head's rows from `start` to `limit`, converted to the data type of the tensor."""
     pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
     tl.store(pointers, values.to(tensor.dtype.element_ty), mask=inside(start, limit, HEAD, ROWS, BLOCK_D))
 
@@ -131,8 +132,8 @@ def near_scores(products, distance, is_key, scale, bias, reach):
     """Compute a near tile's scores times log2(e), -inf where there is no key; `bias` points to distance 0."""
     scores = products * (scale * LOG2_E)
     if bias is not None:
-        # Each element is looked up individually. The compiler would preload predictable addresses, but there are too
-        # few registers.
+        # Each element is looked up individually. The compiler would preload values at predictable addresses, but there
+        # are too few registers for them.
         scores += tl.load(bias + tl.minimum(tl.maximum(distance, -reach), reach))
     return tl.where(is_key, scores, float("-inf"))
 
@@ -262,7 +263,7 @@ def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
 
 @triton.jit
 def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """Count the whole query tiles, and all query tiles, for a key tile; none is whole if any key is padding."""
+    """Count the whole query tiles, and all query tiles, for a key tile; no tile is whole if any key is padding."""
     full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
     total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
     return full, total
@@ -416,7 +417,7 @@ def key_side_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute dK and dV of the first values for a tile of keys, and its contribution to dQ and the bias gradient.
+    """Compute dK and the first layer's dV for a tile of keys, and the tile's contribution to dQ and the bias gradient.
 
     `dq` is in float32 and initially zero; programs add to it in a nondeterministic order. `band`
     (B, N, T, 2 reach + 1), initially zero, receives dS by query and distance for distances less than `reach`.

@@ -5,8 +5,8 @@ that each row sums to one. Keys that score far enough below the best key have a 
 0 is softmax, and eps = 1 is sparsemax.
 
 We find tau with Newton's method on the (1 / eps)-norm of the row, which is convex in tau and almost linear for alpha up
-to 2. This takes 4 to 10 steps, whereas bisection takes one step per bit, and the exact algorithms (for 1.5 and 2) sort
-each row.
+to 2. This takes 4 to 10 steps, whereas bisection takes one step per bit, and the exact algorithms, which exist for
+alpha = 1.5 and 2, sort each row.
 """
 
 import math
@@ -39,14 +39,14 @@ def distribution(
         scores: The scores (..., N, T, K), -inf at hidden keys.
         exponent_N: The alpha of each head, in (1, 2]; None for softmax.
         dtype: The data type of P.
-        has_blind_rows: Whether some rows may see no key at all. They become zeros, where softmax would return NaN.
+        has_blind_rows: Whether some queries may see no key at all. Their rows become zeros; softmax would return NaN.
     """
     exact = torch.promote_types(scores.dtype, torch.float32)
     if exponent_N is not None:
         probabilities = _Entmax.apply(scores.to(exact), exponent_N.to(exact))
     elif has_blind_rows:
         # The scores are converted first, because torch cannot differentiate this function if it converts them itself.
-        # torch.compile only supports it under this name.
+        # torch.compile supports the function only under this name.
         probabilities = torch.ops.aten._safe_softmax(scores.to(exact), -1)
     else:
         probabilities = torch.softmax(scores, dim=-1, dtype=exact)
@@ -74,8 +74,8 @@ class _Entmax(torch.autograd.Function):
 def entmax(scores: Tensor, exponent_N: Tensor) -> Tensor:
     """Compute alpha-entmax of rows (..., N, T, K) in their own precision, without a gradient.
 
-    Rows that see no key are zero. This is a custom operator because torch.compile would unroll its steps, which takes
-    minutes.
+    Rows without a visible key become zero. This is a custom operator because torch.compile would unroll the loop over
+    steps, which takes minutes.
 
     Args:
         scores: The scores, -inf at hidden keys.
@@ -95,7 +95,7 @@ def _(scores: Tensor, _exponent_N: Tensor) -> Tensor:
 
 
 def _is_on_processor(scores: Tensor) -> bool:
-    """Return whether reading values is free; on a GPU it requires a synchronization, and a graph has no values."""
+    """Return whether reading values is free; on a GPU it requires synchronizing, and compiled graphs have no values."""
     return scores.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -115,7 +115,7 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
         slope = _positive(slopes.sum(-1, keepdim=True))
         if may_look and bool((mass <= enough).all()):
             break
-        # On this side of tau, the mass is at least 1 except for rounding errors and rows that see no key.
+        # On this side of tau, the mass is at least 1, except for rounding errors and in rows without a visible key.
         mass = mass.clamp(min=1)
         excess = torch.expm1(-step * mass.log())
         above = above - mass / slope * excess
@@ -126,7 +126,7 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _positive(sums: Tensor) -> Tensor:
-    """Clamp sums to be positive, because the sum of a row that sees no key is zero and must not be a divisor."""
+    """Clamp sums to be positive, because the sum of a row without a visible key is zero and must not be a divisor."""
     return sums.clamp(min=torch.finfo(sums.dtype).tiny)
 
 

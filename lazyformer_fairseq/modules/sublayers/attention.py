@@ -5,7 +5,7 @@
 - ``l`` is lazy attention: it applies an attention distribution computed below to its own values (LazyFormer, section 2,
   Figure 1).
 - ``k`` computes its own queries, but reuses the keys and values of a lower ``s`` (Brandon et al., 2024). This saves two
-  of the four projections and, in a causal model, the memory for its inputs.
+  of the four projections and, in a causal model, the memory of the sublayer's previous inputs.
 """
 
 import math
@@ -54,8 +54,8 @@ from lazyformer_fairseq.patterns.attention_variants import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
-# For each of "q", "k" and "v": the linear layer that projects it, and the chunk of the layer's output that contains it,
-# as (name of the layer, index of the chunk, number of chunks).
+# The linear layer that projects each of "q", "k" and "v", and the chunk of the layer's output that contains it, as
+# (name of the layer, index of the chunk, number of chunks).
 Projections = Mapping[str, tuple[str, int, int]]
 Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
@@ -170,7 +170,7 @@ class AttentionSublayer(Sublayer):
     def attend(self, attention: Attention, shared: Context) -> Output:
         """Return the attention output (B, T, C) before the output projection, and the state passed to sublayers above.
 
-        This state contains the attention distribution before dropout.
+        This state contains the attention distribution without dropout.
         """
         handed_on: dict[str, Any] = {}
 
@@ -323,8 +323,8 @@ class SelfAttention(ChoosingAttention):
         """Project the input to queries, keys and values.
 
         Returns:
-            One tensor of the existing projections, concatenated along the last dimension. If an attention variant
-            computes the projection, it may be a tuple of queries, keys and values.
+            The existing projections, concatenated along the last dimension into one tensor. If an attention variant
+            computes them, the result may be a tuple of queries, keys and values instead.
         """
         for variant in self.variants:
             if variant.project is not None:
@@ -337,9 +337,10 @@ class RelativeAttention(ChoosingAttention):
 
     It computes softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V and an output projection.
 
-    R contains the projected distances. Keys and values are computed from memory and segment, queries only from the
-    segment. The decoder owns the vectors u and v and shares them among all its sublayers. Projections have no biases.
-    Attention variants can change this formula; those with their own positional encoding do not use u, v and R.
+    R contains the projected distances. Keys and values are computed from the memory and the segment; queries are
+    computed only from the segment. The decoder owns the vectors u and v and shares them among all its sublayers.
+    Projections have no biases. Attention variants can change this formula; those with their own positional encoding do
+    not use u, v and R.
     """
 
     projections: ClassVar[Projections] = {
@@ -372,7 +373,7 @@ class RelativeAttention(ChoosingAttention):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Compute attention from the segment to memory and segment."""
+        """Compute attention from the segment to the memory and the segment itself."""
         if memory_BMC is not None:
             if self.why_no_memory:
                 raise UserError(
@@ -426,7 +427,7 @@ class RelativeAttention(ChoosingAttention):
         return memory_BMC, shared._replace(positions=positions)
 
     def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
-        """Return Q + u, and the scores including the distance terms.
+        """Return Q + u, and the scores with the distance terms added.
 
         Without keys there are no projected distances. Without queries, the first tensor is empty (D = 0).
         """
@@ -466,7 +467,7 @@ class LazyAttention(AttentionSublayer):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Apply the distribution from below, which already includes biases and masks, to the values."""
+        """Apply the distribution computed below, which already includes biases and masks, to this sublayer's values."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
         one = distribution
@@ -506,9 +507,10 @@ class LazyAttention(AttentionSublayer):
 class SharedKeysAttention(AttentionSublayer):
     """Cross-layer attention (``k``): softmax(QK^T / sqrt(D) + bias) V, with K and V of the nearest ``s`` below.
 
-    See Brandon et al. (2024), section 2. All other parts of that ``s`` apply here too: bias, padding, mask, persistent
-    or projected keys, the function that turns scores into weights, and the query transformations. Dropout is sampled
-    independently. In a causal model the sublayer has its own distance projection, and its projections have no biases.
+    See Brandon et al. (2024), section 2. Everything else in that ``s`` applies here too: its bias, padding, mask,
+    persistent or projected keys, the function that turns scores into weights, and the query transformations. Dropout is
+    sampled independently. In a causal model the sublayer has its own distance projection, and its projections have no
+    biases.
     """
 
     attends = False  # the shared keys already include the memory

@@ -21,14 +21,15 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 
-# Number of partial sums of the filter gradient to accumulate at once: 256 KB in fp32, which stay in the cache.
+# Number of partial sums of the filter gradient to accumulate at once. In fp32 they take 256 KB, so they stay in the
+# cache.
 CACHED = 2**16
 
 
 class Convolution(Sublayer):
     """A gated convolution W2 conv(GLU(W1 x)).
 
-    A projection to 2 C dimensions, in which one half gates the other, is followed by a depthwise convolution and an
+    A projection to 2 C dimensions, half of which gate the other half, is followed by a depthwise convolution and an
     output projection. In an encoder the filter is centered on the token; a filter of even width covers one more token
     before it than after it. In a causal model the filter ends at the token and extends into the memory. Padding and
     positions outside the text are treated as zeros.
@@ -197,7 +198,7 @@ class _Convolution(torch.autograd.Function):
 def _filter_gradient(x_BKC: Tensor, gradient_BTC: Tensor, width: int) -> Tensor:
     """Return the gradient of the filters (C, W).
 
-    Each entry is the sum over tokens of the output gradient times the input that the weight was multiplied with.
+    Each entry is the sum over tokens of the output gradient times the input by which the weight was multiplied.
 
     Args:
         x_BKC: the padded input, with K = T + W - 1.

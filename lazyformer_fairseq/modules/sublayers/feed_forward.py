@@ -47,13 +47,13 @@ class FeedForward(Sublayer):
     """The feed-forward sublayer ``f``: W2 dropout(activation(W1 x)) with hidden size W.
 
     With a gate it computes W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6). The weight of `fc1` (2 W, C) then
-    contains both W1 and V, so that one matmul computes them.
+    contains both W1 and V, so that one matmul computes both products.
 
     Args:
         embed_dim: C.
         ffn_embed_dim: W, the hidden size.
         activation: the activation function, if there is no gate.
-        dropout: the dropout after the activation or gate.
+        dropout: the dropout rate after the activation or the gate.
         gate: the gate's activation, a key of GATES; "" for no gate.
     """
 
@@ -142,7 +142,7 @@ class Assignment(NamedTuple):
         experts_P: the index of each pair's expert.
         weights_P: the weight of each expert's output in the token's output.
         counts_E: the number of pairs per expert.
-        wanted: the number of pairs that requested a slot, a scalar tensor.
+        wanted: the number of pairs that requested a slot, as a scalar tensor.
     """
 
     tokens_P: Tensor
@@ -189,13 +189,14 @@ class Experts(Sublayer):
 
     During training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding
     takes no slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second
-    choices, each of which is kept with a probability of twice its weight. As in the authors' code, discarded second
-    choices take no slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. A token whose choices are
-    all dropped passes through the residual connection only. In causal models, slots are assigned to both choices of a
-    token before the next token, so that no slot depends on later tokens.
+    choices, each of which is kept with a probability of twice its weight. As in the authors' code, second choices that
+    are not kept take no slot, whereas Algorithm 1 counts them too. Choices without a slot are dropped. A token whose
+    choices are all dropped passes through the residual connection only. In causal models, slots are assigned to both
+    choices of a token before the next token, so that no slot depends on later tokens.
 
-    The load-balancing loss is E^2 times that of Algorithm 1: E times the sum over experts of the fraction of first
-    choices times the mean gate, averaged over texts. It is 1 if all experts are selected equally often.
+    The load-balancing loss is the loss of Algorithm 1 multiplied by E^2. For each text, an expert's fraction of first
+    choices is multiplied by its mean gate; these products are summed over experts, multiplied by E, and averaged over
+    texts. The loss is 1 if all experts are selected equally often.
 
     Args:
         embed_dim: C.
@@ -299,7 +300,7 @@ class Experts(Sublayer):
     def gates(self, x_SC: Tensor) -> Tensor:
         """Return the gate of each token and expert (S, E), in single precision or better."""
         exact = torch.promote_types(x_SC.dtype, torch.float32)
-        if not isinstance(self.gate, nn.Linear):  # wrapped in an adapter, which adds to its weight
+        if not isinstance(self.gate, nn.Linear):  # wrapped in an adapter, which adds to the layer's weight
             return self.gate(x_SC).to(exact).softmax(-1)
         with torch.autocast(x_SC.device.type, enabled=False):
             logits_SE = F.linear(x_SC.to(exact), self.gate.weight.to(exact))
@@ -344,8 +345,8 @@ class Experts(Sublayer):
         tokens_S = torch.arange(len(gates_SE), device=gates_SE.device)
         tokens_SK = tokens_S[:, None].expand_as(experts_SK)
 
-        # List the pairs in slot order; then sort them by expert and text, keeping this order. Pairs that do not need a
-        # slot come last.
+        # List the pairs in the order in which slots are assigned, then sort them by expert and text with a stable sort.
+        # Pairs that do not need a slot come last.
         tokens_P = self._in_order(tokens_SK)
         experts_P = self._in_order(experts_SK)
         weights_P = self._in_order(weights_SK)
@@ -379,13 +380,13 @@ class Experts(Sublayer):
         return x_SK.t().flatten()
 
     def slots(self, lengths_G: Tensor) -> Tensor:
-        """Return the number of slots per expert in each text (G,), from the texts' lengths."""
+        """Compute the number of slots per expert in each text (G,) from the lengths of the texts."""
         of_a_token = self.capacity * self.top / self.count
         slots_G = lengths_G.double() * of_a_token - 1e-9  # to keep a rounding error from adding a slot
         return slots_G.ceil().long()
 
     def _balance(self, gates_SE: Tensor, texts: Texts) -> Tensor:
-        """Return the load-balancing loss; first choices count even if they were dropped."""
+        """Return the load-balancing loss, which counts first choices even if they were dropped."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
         share_GE = self._mean_of_texts(is_first_SE, texts)
         mean_GE = self._mean_of_texts(gates_SE, texts)
@@ -461,7 +462,7 @@ class ResidualSublayer(nn.Module):
     Args:
         inner: F.
         embed_dim: C.
-        dropout: the dropout on the output of F.
+        dropout: the dropout rate on the output of F.
         normalize_before: whether to use pre-norm.
         norm: the norm's options, which can select RMSNorm instead of LayerNorm.
     """
@@ -508,7 +509,7 @@ class ResidualSublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Return the residual branch, the output of F after dropout, and the state that F passes on."""
+        """Return the output of F after dropout (the residual branch), and the state that F passes on."""
         normalised_BTC = self._normalised(x_BTC)
         if self.attends and memory_BMC is not None:
             y, handed_on = self.inner(normalised_BTC, below, shared, self._normalised(memory_BMC))

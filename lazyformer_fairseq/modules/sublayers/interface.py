@@ -12,10 +12,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-# State passed on by the sublayers below, by name, such as DISTRIBUTION. If several use a name, the nearest one wins.
+# State passed on by the sublayers below, by name, such as DISTRIBUTION. If several of them use the same name, the
+# nearest one wins.
 SharedState = Mapping[str, Any]
 Output = tuple[Tensor, SharedState]  # a sublayer's output (B, T, C), and the state it passes on
-Settings = Mapping[str, Any]  # settings in the brackets of a pattern, by name; the table of kinds has their types
+Settings = Mapping[str, Any]  # settings in a pattern's brackets, by name; the table of sublayer kinds has their types
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class RelativePositions(NamedTuple):
     """Transformer-XL's relative positions in one forward pass over K = M + T keys (memory and segment).
 
     Attributes:
-        encoded: sinusoidal encodings (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. Distance -1 is a future key,
-            which is always masked; it is included because the relative shift can then be a view.
+        encoded: sinusoidal encodings (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. Distance -1 belongs to a
+            future key, which is always masked; it is included so that the relative shift can be a view.
         content_bias: u (N, D), added to the queries before they are multiplied by the keys.
         position_bias: v (N, D), added to the queries before they are multiplied by the projected distances.
     """
@@ -63,13 +64,13 @@ class Context(NamedTuple):
 
     Attributes:
         scores: the terms added to attention scores, and the mask.
-        back_end: a function that maps :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of
-            the back end that computes them.
+        back_end: a function that maps :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of the
+            back end to use.
         positions: Transformer-XL's relative positions, for causal models only.
         observe: a callback that receives each attention distribution, for example to plot it; None for no callback.
-        documents: the grouping of several documents in one row (1, S, C), which keeps documents from attending to each
-            other (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is then ignored. None if
-            each row is one sequence.
+        documents: the grouping of the documents if one row (1, S, C) contains several, which keeps documents from
+            attending to each other (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is
+            then ignored. None if each row is one sequence.
     """
 
     scores: Scores
@@ -155,7 +156,7 @@ class Sublayer(nn.Module):
             memory_BMC: the inputs `x_BTC` of previous segments, if any; passed only to sublayers that attend.
 
         Returns:
-            The output (B, T, C), and the state passed on to the sublayers above, by name; empty for most kinds.
+            The output (B, T, C), and the state passed on to the sublayers above, by name (empty for most sublayers).
         """
 
 
@@ -165,9 +166,9 @@ def by_document(
     below: SharedState,
     shared: Context,
 ) -> Output:
-    """Return ``compute(*inputs, below, shared)``, computed per group of documents if a row contains several.
+    """Return ``compute(*inputs, below, shared)``, computed per group of documents if a row contains several documents.
 
-    With several documents, all passed-on state is a list with one entry per group.
+    With several documents, each item of the passed-on state is a list with one entry per group.
 
     Args:
         compute: a function that mixes tokens. It returns an output (B, T, ...) and the state to pass on.

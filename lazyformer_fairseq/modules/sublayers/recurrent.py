@@ -38,7 +38,8 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC
 
-AT_ONCE = 2**13  # minimum number of values per step for which compute exceeds torch's call overhead on a CPU
+# Minimum number of values per step for which the computation takes longer than torch's call overhead on a CPU.
+AT_ONCE = 2**13
 CACHED = 2**17  # number of values that fit in a CPU's cache
 
 
@@ -47,17 +48,17 @@ class Recurrent(Sublayer):
 
     The input projections have biases too. Encoders are bidirectional: each direction has half the embedding dimension,
     and the second one starts at the last token of the text. A causal model starts from a zero state at the first token
-    of its memory. If the memory covers the whole previous text, a segmented text therefore gives the same result as an
-    unsegmented one.
+    of its memory. If the memory covers the whole previous text, a text therefore gives the same result whether or not
+    it is split into segments.
 
     With C = `embed_dim` and H = C / directions, the number of parameters is 4 C^2 + 6 C (brc), 4 C^2 + 4 C + 2 C H
     (nbrc) or 3 C^2 + 3 C (mingru).
 
     The gates' recurrent weights are initialized as in the published code: to 1 (brc), or from Glorot's uniform
-    distribution (nbrc). The published models have two layers of width 100. With nbrc in twelve layers of width 768 and
-    512 tokens, initial gradient norms are 1e7 to 1e10, which clipping reduces to 1. Scaling these weights to a quarter
-    would reduce the norm to 5 (at width 256), but such a model is worse at copying inputs: its error after 600 updates
-    is 0.77 instead of 0.064 (``scripts/copy_first_input.py``).
+    distribution (nbrc). The published models have two layers of width 100. With nbrc, twelve layers of width 768 and
+    512 tokens, the initial gradient norm is between 1e7 and 1e10, and clipping reduces it to 1. Scaling the recurrent
+    weights to a quarter would reduce the norm to 5 (at width 256), but such a model is worse at copying inputs: its
+    error after 600 updates is 0.77 instead of 0.064 (``scripts/copy_first_input.py``).
 
     Args:
         embed_dim: C.
@@ -82,8 +83,8 @@ class Recurrent(Sublayer):
             self.directions = 1
         if embed_dim % self.directions:
             raise UserError(
-                f"r[cell={cell}] splits the embedding dimension between two directions, so it must be even, not "
-                f"{embed_dim}; choose a different embedding dimension"
+                f"r[cell={cell}] splits the embedding dimension between two directions, so the dimension must be even, "
+                f"not {embed_dim}; choose a different embedding dimension"
             )
         size = embed_dim // self.directions
         parts = 3
@@ -159,8 +160,8 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
 def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
     """Compute the state (T, S, B, H) after each token.
 
-    Graphs from torch.export have a fixed number of steps, the length of the example input. Only mingru supports a
-    dynamic length, because it is exported as a scan.
+    Graphs from torch.export have a fixed number of steps, which is the length of the example input. Only mingru
+    supports a dynamic length, because it is exported as a scan.
 
     Args:
         x_TSBG: the projected inputs of gates and state. G is 3 H with `weight`, and 2 H without.
@@ -250,8 +251,8 @@ class _States(torch.autograd.Function):
     """The states of all steps, with a custom backward pass.
 
     Only the inputs and the states are saved; the backward pass recomputes the gates of many steps at once. The gradient
-    g_t of a state is its output gradient plus the gradient from step t + 1, which is a recurrence too. If the gates
-    have no recurrent matrix (brc and mingru), this recurrence is elementwise and computed by a scan.
+    g_t of a state is its output gradient plus the gradient from step t + 1, so the gradients follow a recurrence too.
+    If the gates have no recurrent matrix (brc and mingru), this recurrence is elementwise and is computed by a scan.
     """
 
     @staticmethod
@@ -323,7 +324,7 @@ def _as_given(x: Tensor) -> torch.autocast:
 
 def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
-    if not has_numbers(x_TSBG) and weight is not None:  # only costs are counted, so compute all steps as one
+    if not has_numbers(x_TSBG) and weight is not None:  # only costs are being counted, so compute all steps at once
         gates, enters = _parts(x_TSBG)
         return _step(gates, enters, states, weight)
     before = torch.zeros_like(states[0])
@@ -396,8 +397,8 @@ def _derivatives(
 
     Returns:
         The derivatives with respect to the previous state (T, S, B, H), the projected input of the state (T, S, B, H),
-        and the pre-activations of the gates (T, S, B, gates, H). The first one excludes the path through the matrices
-        of nbrc's gates.
+        and the pre-activations of the gates (T, S, B, gates, H). The first derivative excludes the path through the
+        matrices of nbrc's gates.
     """
     if weight is None:
         gate, enters = x.chunk(2, -1)

@@ -13,10 +13,10 @@ TABLE = "absolute positions"  # the key of the position embeddings in the networ
 class Absolute(VariantModule):
     """Dot-product attention in a network that adds learned position embeddings to its token embeddings.
 
-    The position embeddings (length, C) are shared by all sublayers of the network. Other sublayers may still use
-    Transformer-XL's positions or rotary positions. Since keys include the positions of their tokens, generation can
-    continue from a memory of the whole text. Training on streams cannot use a memory, because the segments of a stream
-    have no absolute positions.
+    The position embeddings (length, C) are shared by all sublayers of the network. Other sublayers of the network may
+    still use Transformer-XL's positions or rotary positions. Since keys include the positions of their tokens,
+    generation can continue from a memory of the whole text. Training on streams cannot use a memory, because the
+    segments of a stream have no absolute positions.
 
     Raises:
         UserError: two sublayers of a network request tables of different lengths.

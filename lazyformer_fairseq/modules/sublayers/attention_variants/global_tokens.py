@@ -36,11 +36,11 @@ class WindowWithGlobalTokens(Window):
     3.1). These projections are initialized as copies of the regular ones. Other tokens attend to the regular keys and
     values of global tokens. A global token within the window counts once, as in the published code.
 
-    In a causal model global tokens attend to the tokens before them, and tokens attend to the global tokens before
-    them. Transformer-XL's u and v are the same for all tokens.
+    In a causal model, a global token attends only to earlier tokens, and other tokens attend only to earlier global
+    tokens. Global and other tokens share Transformer-XL's u and v.
 
     Attributes:
-        copies: for each linear layer initialized as a copy, the copied projection: "q", "k" or "v".
+        copies: the projection ("q", "k" or "v") of which each linear layer starts as a copy, by the name of the layer.
         first: g, the number of global tokens at the start of the text; 0 if the caller passes their positions.
         q_proj: the query projection for global tokens; None without global tokens.
         k_proj: the key projection for the attention of global tokens; None without global tokens.
@@ -90,7 +90,7 @@ class WindowWithGlobalTokens(Window):
         return AttentionOutput(output, distribution)
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
-        """Return the positions of the global tokens: those passed by the caller, or the first ones of each text."""
+        """Return the positions of the global tokens: those that the caller passed, or the first ones of each text."""
         scores = attention.scores
         if not self.first:
             if scores.given_BK is None or scores.given_places_BG is None:
@@ -166,14 +166,14 @@ class GlobalTokens(NamedTuple):
     mask_BK: Optional[Tensor]
 
     def take(self, x_BTC: Tensor) -> Tensor:
-        """Gather the vectors of the global tokens (B, G, C); padded entries are arbitrary."""
+        """Gather the vectors of the global tokens (B, G, C); the entries for padding are arbitrary."""
         batch, time, embed_dim = x_BTC.shape
         places = self.places_AG.clamp(max=time - 1)
         return x_BTC.gather(1, places[..., None].expand(batch, -1, embed_dim))
 
     def put(self, global_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
         """Return `all_BNTD` with the vectors of global tokens replaced by `global_BNGD`."""
-        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # position T receives the padded entries
+        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # position T receives the entries for padding
         places = self.places_AG[:, None, :, None].expand_as(global_BNGD)
         put = with_none.scatter_(2, places, global_BNGD.to(with_none.dtype))
         return put[:, :, :-1]
@@ -197,7 +197,7 @@ class GlobalDistribution(NamedTuple):
 
         Args:
             values: the values for plain tokens and the values for global tokens.
-            dropout: the dropout on P.
+            dropout: the dropout rate on P.
         """
         plain_values, global_values = values
         of_global_tokens = self.of_global_tokens.attend(global_values, dropout)
@@ -226,7 +226,7 @@ def _rows(
     """
     added = None
     ahead_AGK = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
-    entry_AGK = keys - 1 + ahead_AGK  # index into a table of distances
+    entry_AGK = keys - 1 + ahead_AGK  # the index into a table of distances
     if by_distance_BNGK is not None:
         columns = entry_AGK.clamp(0, keys)[:, None]
         added = by_distance_BNGK.gather(-1, columns.expand(*by_distance_BNGK.shape[:-1], keys))

@@ -28,8 +28,8 @@ class Attention:
             includes them for the plain queries. Causal models only.
         makers: the modules that transform queries and the modules that transform keys, for variants with their own
             projections; see :func:`make_vectors`.
-        back_end: the name of a back end that overrides the network's, for example for a few extra queries; empty for no
-            override.
+        back_end: the name of the back end to use instead of the network's, if a few extra queries need a different one;
+            empty otherwise.
     """
 
     x_BTC: Tensor
@@ -49,7 +49,7 @@ class Attention:
     def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
         """Return a copy with an attention variant's mask, and optionally with other fields of `scores` replaced.
 
-        If the network has its own mask, its reach also limits the new mask.
+        If the network has its own mask, the reach of that mask also limits the new one.
         """
         network = self.scores.mask
         if network is not None:
@@ -64,7 +64,7 @@ class AttentionOutput(NamedTuple):
     Attributes:
         output_BNTD: the output of each head.
         distribution: the distribution for ``l`` sublayers above, a ReusableAttention. Its ``attend`` takes values in
-            the same form as the ``s``, which may be a tuple.
+            the same form as the values of the ``s``, which may be a tuple.
     """
 
     output_BNTD: Tensor
@@ -87,7 +87,7 @@ class VariantModule(nn.Module):
     | the scores, or how they become weights | `attend`, which replaces fields of :class:`Scores` |
     | the set of keys and values | `build_values` and `attend` |
 
-    Properties that do not depend on weights are in the table's row.
+    Properties that do not depend on weights are in the variant's row of `ATTENTION_VARIANTS`.
 
     Args:
         options: the network's options, with all settings of the ``s``.
@@ -106,7 +106,7 @@ class VariantModule(nn.Module):
         self.num_heads = options.num_heads
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Modify the inputs, call `inner`, which applies the remaining variants, and modify its output."""
+        """Modify the inputs, call `inner` (which applies the remaining variants), and modify the output of `inner`."""
         if self.mask is not None:
             attention = attention.with_mask(self.mask)
         return inner(attention)
@@ -125,8 +125,8 @@ class VariantModule(nn.Module):
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for overrides
         """Build a module that transforms plain values; None if the variant does not change them.
 
-        The ``s`` and each ``l`` that reuses it get separate modules. The module is called as (values, x_BKC) -> values.
-        With several variants, their modules are called in table order.
+        The ``s`` and each ``l`` that reuses its distribution get separate modules. The module is called as (values,
+        x_BKC) -> values. With several variants, their modules are called in table order.
         """
         return None
 
@@ -134,8 +134,8 @@ class VariantModule(nn.Module):
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:  # noqa: ARG003 - as above
         """Build the :class:`VectorMaker` for queries or keys; None if the variant does not change them.
 
-        An ``s`` has one for its queries and one for its keys, which are also used for its global tokens. Each ``k`` has
-        one for its queries.
+        An ``s`` has one maker for its queries and one for its keys; both are also used for its global tokens. Each
+        ``k`` has one maker for its queries.
         """
         return None
 
@@ -192,7 +192,7 @@ def make_vectors(
         x_BNTD: projected queries or keys.
         scores: the terms added to the attention scores.
         keys: K, the number of keys. Without `places_AG`, the rows of `x_BNTD` correspond to the last T keys.
-        places_AG: the key positions of the rows, (B, G) or (1, G); K or more for padded rows.
+        places_AG: the key positions of the rows, (B, G) or (1, G); K or more for rows of padding.
     """
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)

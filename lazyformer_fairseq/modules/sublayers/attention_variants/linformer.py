@@ -3,7 +3,7 @@
 Each head computes softmax(Q (E K)^T / sqrt(D)) (F V), where E and F are k x n matrices (equation 7). Three details
 follow the published code (``examples/linformer`` in fairseq): inputs shorter than n use the first columns of E and F,
 the biases of keys and values are added after the projection along the sequence, and E and F are initialized from
-N(0, 0.02) like all of RoBERTa's weights. Unlike that code, we set padding to zero before the projections.
+N(0, 0.02) like all of RoBERTa's weights. Unlike the published code, we set padding to zero before these projections.
 """
 
 from typing import Any, NamedTuple, Optional
@@ -37,7 +37,7 @@ class Linformer(VariantModule):
     Shape letters: P is the number of projected positions, n the maximum input length.
 
     Attributes:
-        key_projection: E, (P, n), or (N, P, n) with one matrix per head.
+        key_projection: E, (P, n); (N, P, n) if there is one matrix per head.
         value_projection: F, with the same shape; None if E is also used for values.
         common_weights: the weights of this module that are shared by the whole network, each with its key in the
             `common` options.
@@ -181,7 +181,7 @@ class ProjectedDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """The weights P F (B, N, T, T); rows do not have to sum to one. Available if P is stored."""
+        """The weights P F (B, N, T, T); rows do not have to sum to one. Only available if P is stored."""
         probabilities = self.distribution.probabilities
         projection = first_columns(self.projection, probabilities.size(-2))
         projected_BNTT = torch.matmul(probabilities, projection)
@@ -190,7 +190,7 @@ class ProjectedDistribution(NamedTuple):
 
 
 def is_projected_first(projection: Tensor, time: int) -> bool:
-    """Return True if projecting along the sequence before projecting to keys and values is cheaper."""
+    """Return whether it is cheaper to project along the sequence first, and only then to keys and values."""
     is_shared_by_heads = projection.dim() == 2
     return is_shared_by_heads and projection.size(-2) < time
 

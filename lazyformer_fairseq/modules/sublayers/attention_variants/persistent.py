@@ -30,7 +30,7 @@ class Persistent(VariantModule):
     are multiplied by the unrotated queries. QK norm applies to them too.
 
     As in the published code, each head has its own keys, which are initialized from N(0, 1). The parameter itself is
-    initialized from N(0, 1 / D) and multiplied by sqrt(D), so it learns as fast as other weights of that scale.
+    initialized from N(0, 1 / D) and multiplied by sqrt(D), so that it learns as fast as other weights of that scale.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -52,7 +52,7 @@ class Persistent(VariantModule):
         _, makers_of_keys = attention.makers
         for maker in makers_of_keys.values():
             keys_NMD = cast(VectorMaker, maker).without_position(keys_NMD)
-        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # dimensions of a synthesizer; zero for learned keys
+        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # dimensions added by a synthesizer; 0 in learned keys
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         attention = replace(attention, k_BNKD=k_BNKD)
         return inner(attention.with_scores(extra=extra))

@@ -13,9 +13,9 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 class QKNorm(VariantModule):
     """RMSNorm over the D dimensions of each head's queries and keys: x / sqrt(mean(x^2) + 1e-6), times a gain.
 
-    This bounds attention scores by sqrt(D) times the gains (section 2). There are D gains for queries and D for keys,
-    initialized to 1 and shared by all heads. The paper uses LayerNorm without biases; we use RMSNorm, as Qwen3 and
-    Gemma 3 do.
+    This bounds attention scores by sqrt(D) times the gains (section 2). There are D gains for queries and D gains for
+    keys. They are initialized to 1 and shared by all heads. The paper uses LayerNorm without biases; we use RMSNorm, as
+    Qwen3 and Gemma 3 do.
 
     Rotary positions and Transformer-XL's u, v and distances are applied after the norm. Global tokens and persistent
     keys share the gains of the ``s``. Each ``k`` has its own gains for its queries.

@@ -2,16 +2,16 @@
 
 The paper's reversible layers are available separately through the option ``--reversible``.
 
-The key at each position is its query, scaled to unit length. Each round of hashing assigns every position to a bucket.
-Positions are sorted by bucket, and within a bucket by position, and split into chunks. A query attends to the keys of
-its bucket that are in its own chunk or the previous one. Encoders, which the paper does not cover, also include the
-next chunk. The keys of all rounds form a union, in which each key counts once (equations 5 and 6, and appendix A): all
-rounds share one softmax, and a key that occurs in N rounds has log N subtracted from its score.
+The key at each position is the query at that position, scaled to unit length. Each round of hashing assigns every
+position to a bucket. Positions are sorted by bucket, and within a bucket by position, and split into chunks. A query
+attends to the keys of its bucket that are in its own chunk or the previous one. Encoders, which the paper does not
+cover, also include the next chunk. The keys of all rounds form a union, in which each key counts once (equations 5 and
+6, and appendix A): all rounds share one softmax, and a key that occurs in N rounds has log N subtracted from its score.
 
-The variant is for encoders only. Chunk boundaries depend on all positions, so the keys of a causal query would depend
-on its future, as they do in the published code.
+The variant is for encoders only. Chunk boundaries depend on all positions, so the keys that a causal query sees would
+depend on future positions, as they do in the published code.
 
-Shape letters: R rounds, K positions, padded to a multiple of the chunk size, H chunks, S positions per chunk, W
+Shape letters: R rounds, K positions (padded to a multiple of the chunk size), H chunks, S positions per chunk, W
 positions that a chunk attends to.
 """
 
@@ -45,8 +45,8 @@ class Reformer(VariantModule):
     The hash's random rotations are resampled in each forward pass. During training they use torch's generator, so a
     resumed run draws the same ones. During evaluation they use a fixed seed, which makes results reproducible.
 
-    Texts that fit in one chunk are not hashed. As in the published code, all their tokens attend to each other; this
-    does not depend on the other texts of the batch.
+    Texts that fit in one chunk are not hashed. As in the published code, all their tokens attend to each other,
+    regardless of the other texts in the batch.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -110,7 +110,7 @@ class HashedDistribution(NamedTuple):
     reach: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D), with dropout on P; each call samples a new dropout mask."""
+        """Return P V (B, N, T, D), with dropout on P; each call draws a new dropout mask."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
             size = probabilities.size(-2)
@@ -159,7 +159,7 @@ class Order(NamedTuple):
 class _Permuted(torch.autograd.Function):
     """A permutation of rows; its gradient is the inverse permutation.
 
-    Torch's gradient for an indexing operation would instead accumulate rows one by one.
+    The gradient of torch's indexing operations would instead accumulate rows one by one.
     """
 
     @staticmethod
@@ -193,7 +193,7 @@ def random_rotations(
         like_BNKD: a tensor that determines N, D, the device and the dtype (at least single precision).
         rounds: R.
         buckets: the number of buckets.
-        generator: the random number generator; None for torch's global generator.
+        generator: the random number generator; None for torch's global one.
     """
     exact = torch.promote_types(like_BNKD.dtype, torch.float32)
     size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
@@ -228,7 +228,7 @@ def attend(
         buckets: the number of buckets.
         chunk: S, the number of positions per chunk.
         is_padding_BK: True at padding, which is masked; None if there is no padding.
-        dropout: the dropout on the distribution.
+        dropout: the dropout rate on the distribution.
 
     Returns:
         The output (B, N, K, D) and the distribution.
@@ -258,9 +258,9 @@ def _orders(
 ) -> tuple[list[Order], Tensor]:
     """Return the order of the positions in each round, and a code (B, N, R, K) for each position.
 
-    The codes of two positions in the same bucket differ by as much as their chunk indices. In different buckets, codes
-    differ by more than one. Padding tokens and the padding of the last chunk have two separate buckets, after all
-    others.
+    The codes of two positions in the same bucket differ by as much as their chunk indices. The codes of positions in
+    different buckets differ by more than one. Padding tokens share one extra bucket, and the padding of the last chunk
+    another; both come after all other buckets.
     """
     found = buckets_BNRK
     places = buckets_BNRK.size(-1)
@@ -287,7 +287,7 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
     """Compute a single softmax over the scores (B, N, H, S, W) of all rounds.
 
     Scores are shifted by the maximum, and the exponentials are divided by their sum. Subtracting a log-sum-exp would
-    not work, because adding log R to SELF_SCORE loses it to rounding.
+    not work, because log R would be lost to rounding when added to SELF_SCORE.
     """
     size = by_round[0].size(-2)
 
@@ -334,7 +334,7 @@ def _masked(
         order = orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
-            """Return the values for queries (B, N, H, S, 1) and for their keys (B, N, H, 1, W); -9 for no key."""
+            """Return the values for queries (B, N, H, S, 1) and for their keys (B, N, H, 1, W); -9 for missing keys."""
             in_order_BNK = by_place_BNK.gather(-1, order.places)
             chunks = in_order_BNK.unflatten(-1, (-1, size))[..., None]
             return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)

@@ -60,7 +60,7 @@ class Rope(VariantModule):
 
 
 # Values appended to the D rotated dimensions of a vector. The dot product of a query (R q, q) with a token's key
-# (R k, 0) depends on positions; with a key without a position, (0, k), it does not.
+# (R k, 0) depends on positions; its dot product with (0, k), a key without a position, does not.
 NOTHING = "nothing"
 UNTURNED = "the vector before the turn"
 ZEROS = "zeros"

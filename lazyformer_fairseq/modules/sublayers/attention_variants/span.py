@@ -29,15 +29,16 @@ class Span(VariantModule):
 
     It computes the softmax of the scores plus log min(max((R + z - x) / R, 0), 1), where x is the distance in
     positions, R the ramp, and z the head's span, between 0 and S. This equals the paper's normalized product of mask
-    and exponentials. In encoders the span is the same to the left and to the right. In the paper the nearest key is the
+    and exponentials. In encoders the span is the same on the left and on the right. In the paper the nearest key is the
     one before the query, at x = 1 (x = 0 in the published code); here it is the query's own key, at x = 0.
 
     With entmax, the logarithm is added to the scores in the same way.
 
     Attributes:
-        span_fractions: z / S for each head (N,), initialized to 0 as in the published code.
-        longest: the number of positions on one side within the longest span, including the query's own, rounded up to a
-            multiple of STEP. Keys farther away are skipped. :func:`measure_spans` keeps this number up to date.
+        shares: z / S for each head (N,), initialized to 0 as in the published code.
+        longest: the number of positions within the longest span on one side, including the query's own position,
+            rounded up to a multiple of STEP. Keys that are farther away are skipped. :func:`measure_spans` keeps this
+            number up to date.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -49,14 +50,14 @@ class Span(VariantModule):
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
         if has_numbers(self.shares):
             self.set_longest(0.0)
-        else:  # costs are being counted, on tensors without values: assume the maximum span
+        else:  # costs are being counted on tensors without values; assume the maximum span
             self.set_longest(1.0)
         options.common.setdefault(SPANS, []).append(self)
 
     @property
     @override
     def reach(self) -> int:
-        """The maximum distance to the left at which a query attends, with the longest span."""
+        """The maximum distance to the left at which a query attends, in the head with the longest span."""
         return self.longest - 1
 
     @property
@@ -66,11 +67,11 @@ class Span(VariantModule):
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """Return the penalty on the loss per token, in nats: the mean span times the setting `span_loss`."""
+        """Return the penalty added to the loss per token, in nats: the mean span times the setting `span_loss`."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:
-        """Set `longest` from the largest value in `span_fractions`."""
+        """Set `longest` from the largest of the `shares`."""
         share = min(max(share, 0.0), 1.0)
         seen = math.ceil(share * self.limit) + self.ramp
         seen_in_steps = math.ceil(seen / STEP) * STEP
@@ -114,8 +115,8 @@ class Span(VariantModule):
 def measure_spans(spans: Iterable[Span]) -> None:
     """Clamp spans to [0, S] before a training forward pass, and update each module's `longest`.
 
-    This synchronizes with the GPU once. The published code clamps at the same point; checkpoints therefore contain the
-    spans as they were after the last update, not clamped.
+    This synchronizes with the GPU once. The published code clamps at the same point. Checkpoints therefore contain the
+    unclamped spans from the last update.
     """
     spans = list(spans)
     if not spans:
@@ -136,7 +137,7 @@ class _Bounded(torch.autograd.Function):
     """A clamp to [0, 1] that zeroes gradients pointing out of this interval.
 
     In half precision the optimizer updates its own copies, which :func:`measure_spans` does not clamp. Without this
-    function they could drift far beyond the bound, and would need as many updates to return.
+    function, these copies could drift far beyond the bound and would need as many updates to return.
     """
 
     @staticmethod

@@ -7,8 +7,8 @@ encoders they are bidirectional. Section 5.1 combines the parts in three ways:
 - merged, so that every head uses both parts (``heads=merged``);
 - on separate heads (``heads=split``).
 
-All heads use the same c positions of a block. Section 4.3 prefers different positions per head, which is not
-implemented.
+In the fixed mask, all heads use the same c positions of a block. Section 4.3 prefers different positions for each head,
+which is not implemented.
 """
 
 from lazyformer_fairseq.errors import UserError
@@ -53,7 +53,7 @@ class Sparse(VariantModule):
 
 
 class Strided(Sparse):
-    """The strided mask: the previous l keys and every l-th key; in encoders also in the other direction."""
+    """The strided mask: the previous l keys and every l-th key before the query; in encoders also those after it."""
 
     def __init__(self, options: SublayerOptions):
         step = options.values["strided"]
@@ -69,9 +69,9 @@ class Strided(Sparse):
 class Fixed(Sparse):
     """The fixed mask: the query's own block of l keys and the last c keys of each block.
 
-    In causal models, later keys are masked. Blocks are counted from the first key of the memory. If the block size
-    divides the lengths of memory and segments, a position stays in the same block from segment to segment. With
-    ``part=summary``, causal queries in the first block may have no keys; their output is then zero.
+    In causal models, later keys are masked. Blocks are counted from the first key of the memory. If the lengths of the
+    memory and of the segments are multiples of the block size, a position stays in the same block from segment to
+    segment. With ``part=summary``, causal queries in the first block may have no keys; their output is then zero.
     """
 
     def __init__(self, options: SublayerOptions):

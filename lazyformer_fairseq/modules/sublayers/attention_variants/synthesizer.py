@@ -20,9 +20,9 @@ specify details, we follow the authors' published code, ``synthetic_attention`` 
 - Causal models mask future keys.
 
 We chose the remaining details: a is the largest power of two up to sqrt(L), and b is L / a, rounded up.
-``factorised_dense`` uses all pairs of A and B, so one of the tiling functions must repeat entries. The default k = 8 is
-taken from the paper; the published code uses 16. Position i is the i-th token of the text, so left padding has no
-position.
+``factorised_dense`` uses all pairs of an entry of A and an entry of B, so one of the paper's tiling functions must
+repeat each entry. The default k = 8 is taken from the paper; the published code uses 16. Position i is the i-th token
+of the text, so padding on the left has no position.
 """
 
 import math
@@ -66,7 +66,7 @@ def factors_of(length: int) -> tuple[int, int]:
 
 
 class Synthesizer(VariantModule):
-    """Attention with learned scores, instead of query-key dot products or in addition to them."""
+    """Attention with learned scores, which replace query-key dot products or are added to them."""
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
@@ -115,7 +115,7 @@ class Synthesizer(VariantModule):
             )
 
     def _with_scores(self, attention: Attention) -> Attention:
-        """Return the inputs with the learned scores added, and with only those queries and keys that the terms need."""
+        """Return the inputs with the learned scores added, and with only the queries and keys that the terms need."""
         time = attention.x_BTC.size(1)
         weights = self._weights(attention.values)
         q = attention.q_BNTD
@@ -179,7 +179,7 @@ class Synthesizer(VariantModule):
         query_factors = _scaled(first_rows(self.query_factors_NLE, time), weight)
         key_factors = first_rows(self.key_factors_NLE, time)
         own = q.size(-1)
-        size = own + query_factors.size(-1)  # compensates for back ends dividing by its square root
+        size = own + query_factors.size(-1)  # compensates for the division by its square root in back ends
         if own:
             q = q * math.sqrt(size / own)
         query_factors = query_factors.to(q.dtype) * math.sqrt(size)

@@ -2,7 +2,7 @@
 
 Separate torch operations would read and write the vectors several times in single precision. The kernel reads and
 writes each vector once, in its own precision, and rotates it in single precision. It runs before attention rather than
-inside the attention kernels, because these load each key once per tile of queries and would rotate it as often.
+inside the attention kernels, because they load each key once per tile of queries and would rotate it just as often.
 """
 
 from typing import Any

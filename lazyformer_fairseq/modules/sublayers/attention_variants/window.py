@@ -7,10 +7,11 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Window(VariantModule):
-    """Sliding-window attention to a query's own key and w keys on each side (in causal models only to the left).
+    """Sliding-window attention to the query's own key and to w keys on each side (in causal models only on the left).
 
-    With dilation r, the last `dilated_heads` heads attend to every r-th key, w on each side (section 3.1). Two heads
-    are dilated by default, as in section 4.1; neither the paper nor its code specifies which ones.
+    With dilation r, the last `dilated_heads` heads attend to every r-th key, and to w of these keys on each side
+    (section 3.1). Two heads are dilated by default, as in section 4.1; neither the paper nor its code specifies which
+    ones.
 
     Raises:
         UserError: `dilated_heads` exceeds the number of heads.

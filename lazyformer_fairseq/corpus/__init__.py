@@ -1,1 +1,1 @@
-"""The corpus pipeline, from raw text to documents, sentences and the binarized data that ``fairseq-train`` reads."""
+"""The corpus pipeline, which turns raw text into documents, sentences and the binarized data for ``fairseq-train``."""

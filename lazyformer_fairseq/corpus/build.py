@@ -77,19 +77,19 @@ def build_corpus(
     word_budget: Optional[int] = None,
     executor: Optional[Executor] = None,
 ) -> dict[str, Any]:
-    """Build a corpus from raw text: shards, dictionary, tokenizer, manifest.json and report.html.
+    """Build a corpus (shards, dictionary, tokenizer, manifest.json and report.html) from raw text.
 
-    The build can be stopped at any time; the same call resumes it. Except for ``timing`` in the manifest, the output is
-    byte-identical for any number of workers.
+    The build can be stopped at any time; the same call resumes it. Except for the timings in manifest.json and
+    report.html, the output is byte-identical for any number of workers.
 
     Args:
         inputs: paths or URLs of files or folders, each optionally preceded by ``FORMAT:``.
         folder: path or URL of the corpus to build.
         settings: the settings, which together with the inputs determine the corpus byte for byte.
         workers: number of tasks to run in parallel on this machine.
-        word_budget: maximum number of words in both splits together, separated by spaces and counted after cleaning;
+        word_budget: maximum number of words (separated by spaces) that both splits together may have after cleaning;
             None for no limit.
-        executor: runs the tasks; None for this machine.
+        executor: runs the tasks; None to run them on this machine.
 
     Returns:
         the manifest.
@@ -138,8 +138,8 @@ def _build(
         size = manifest["vocabulary"]["size"]
         if settings.vocab_size not in (None, size):
             raise UserError(
-                f"{folder}: its vocabulary has only {size} symbols, because the text is small; omit --vocab-size, or "
-                "remove the folder"
+                f"{folder} contains a corpus with a vocabulary of only {size} symbols, because its text is small; omit "
+                "--vocab-size, or remove the folder"
             )
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
@@ -179,7 +179,8 @@ def _run_stages(
     """Run all stages.
 
     Returns:
-        the job with its units, and a mapping from each part of a file that was cut to the path of that file.
+        the job with its units, and a dictionary that contains, for each part of a file that was cut, the path of that
+        file.
     """
     paths = job.paths
     if remote:
@@ -207,7 +208,7 @@ def _run_stages(
 
 
 def _write_result(paths: stages.WorkPaths, manifest: dict[str, Any]) -> None:
-    """Write all parts of a corpus except its shards: tokenizer, dictionary, report and manifest."""
+    """Write a corpus's tokenizer, dictionary, report and manifest, which are everything in it except the shards."""
     shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
     copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
     write_report(manifest, paths.result / "report.html")
@@ -234,7 +235,7 @@ def _run_stage(
 
 
 def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[str]]:
-    """Apply the user's tokenizer, if any, to the settings; return them and the tokenizer's digest, or None."""
+    """Apply the user's tokenizer, if any, to the settings; return the settings and the tokenizer's digest, if any."""
     if not settings.tokenizer:
         return settings, None
     path = os.path.abspath(settings.tokenizer)
@@ -260,7 +261,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
-    """Return the bytes of input per unit: as configured, or small enough for several workers to share a small input."""
+    """Return the bytes of input per unit: the configured size, or one that lets several workers share a small input."""
     if settings.unit_megabytes:
         return max(1, round(settings.unit_megabytes * MEGABYTE))
     total = sum(file.size for file in files)
@@ -270,10 +271,10 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
 def _with_parts(
     files: Sequence[InputFile], job: stages.Job, remote: Optional[RemoteWork]
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """Replace each file that was cut with its parts.
+    """List the files to read, with each file that was cut replaced by its parts.
 
     Returns:
-        the files to read, and a mapping from each part to the path of its original file.
+        the files to read, and a dictionary that contains, for each part, the path of the file from which it was cut.
     """
     to_read = []
     origins = {}
@@ -313,7 +314,7 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
 
 
 def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
-    """Keep an unfinished corpus's words, but remove everything built from them if later stages' settings changed."""
+    """Remove everything that was built from an unfinished corpus's words if the settings of later stages changed."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return
@@ -329,7 +330,7 @@ def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote
 
 
 def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Report the format of each input, which may have been detected wrongly, and the skipped files."""
+    """Report the skipped files, and the formats of the others, because a format may have been detected wrongly."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{plural(len(sizes), 'file')}, {sum(sizes) / MEGABYTE:,.1f} MB"
@@ -338,7 +339,7 @@ def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     if nameless:
         _say(
             f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to images and categories "
-            f"are recognized only by their names in {len(TABLE)} languages"
+            f"are recognized only if their namespaces are named in one of {len(TABLE)} languages"
         )
     for line in left_out[:MOST_LINES]:
         _say(f"skipped: {line}")
@@ -370,8 +371,8 @@ def _report_dropped(job: stages.Job, origins: dict[str, str]) -> None:
         names = gather_notes(job, origins).dropped[NOT_UTF8]
         files = dict.fromkeys(origins.get(path, path) for path in names)
         _say(
-            f"lines that are not UTF-8: {number:,.0f}; they were decoded as Windows-1252, which may be wrong (convert "
-            f"files with iconv); the first are in {', '.join(files)}"
+            f"lines that are not UTF-8: {number:,.0f}; they were decoded as Windows-1252. If the files have a "
+            f"different encoding, convert them with iconv; the first such lines are in {', '.join(files)}"
         )
 
 
@@ -407,7 +408,7 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
 
 
 def _refuse_empty_shard(job: stages.Job) -> None:
-    """Raise a UserError for a shard without training documents, if all of them are duplicates or held out."""
+    """Raise a UserError if a shard has no training documents, because all its documents are duplicates or held out."""
     has_text = []
     for unit in range(len(job.units)):
         train = job.documents_of_splits(unit)["train"]
@@ -466,7 +467,8 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     """Yield the work folder ``.NAME.unfinished`` next to ``folder``, as the last run with the same plan left it.
 
     Raises:
-        UserError: the work folder cannot be created, is used by another run, or was started with a different ``plan``.
+        UserError: the work folder cannot be created, is used by another run, or contains a corpus that was begun with a
+            different ``plan``.
     """
     remove_published_work(folder)
     work = work_folder_of(folder)
@@ -485,13 +487,13 @@ def publish(work: Path, folder: Path) -> None:
     if folder.is_dir():
         folder.rmdir()  # it is empty, see finished_manifest
     os.replace(work / stages.RESULT, folder)
-    os.replace(work, rest := unfinished_name(folder))  # if interrupted here, rerunning the command removes it
+    os.replace(work, rest := unfinished_name(folder))  # if the command is stopped here, the next run removes it
     shutil.rmtree(rest, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """A corpus's input file, with its content identified by a hash."""
+    """An input file of a corpus; a hash identifies the file's content."""
 
     path: str
     format: str
@@ -510,14 +512,14 @@ class Plan:
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     remedy = "use the same ones as before, remove the folder, or choose another folder"
     settings = dict(there.settings)
-    if settings.get("bad_input") == "stop":  # no finished task found bad input, so "skip" would not change any
+    if settings.get("bad_input") == "stop":  # no bad input was found so far, so "skip" would give the same results
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
         compared = {key: found.get(key) for key in plan[name]}
         if differing := differences(compared, plan[name]):
-            raise UserError(f"{folder} was started with different {name} ({differing}); {remedy}")
+            raise UserError(f"{folder} contains a corpus that was begun with different {name} ({differing}); {remedy}")
     now = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
     if there.inputs != now:
         changed = sorted(each.path for each in {*there.inputs} ^ {*now})
         where = changed[0] if changed else "their order"
-        raise UserError(f"{folder} was started with different inputs ({where} differs); {remedy}")
+        raise UserError(f"{folder} contains a corpus that was begun with different inputs ({where} differs); {remedy}")

@@ -1,9 +1,9 @@
-"""Line-by-line cleaning of documents (a line is a paragraph), which drops lines and documents that are not prose.
+"""Cleans documents line by line (a line is a paragraph), and drops lines and documents that are not prose.
 
 The first part of the module contains the rules that replace parts of a line: remnants of wiki and HTML markup, links,
-and odd characters. Every rule runs in time linear in the length of the line, whatever the text. To ensure this, a
-repetition in a pattern either stops at the character that it starts with, or is possessive (``++``), or matches only at
-the start of a run.
+and odd characters. Every rule runs in time linear in the length of the line, whatever the text. To ensure this, each
+repetition in a pattern either stops at the character that the pattern starts with, or is possessive (``++``), or
+matches only at the start of a run.
 """
 
 import html
@@ -28,8 +28,8 @@ class Rule:
 
     Attributes:
         label: the name under which replacements are counted.
-        hints: plain strings, one of which occurs in every text that the pattern matches; these are faster to test.
-        gate: a faster pattern that also matches every text that the pattern matches.
+        hints: plain strings, which are faster to test; every text that the pattern matches contains one of them.
+        gate: a faster pattern, which matches every text that `pattern` matches.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Rule:
     gate: Optional[re.Pattern] = None
 
     def applies(self, text: str) -> bool:
-        """Return whether the pattern may match a text, judging by its hints and its gate."""
+        """Return whether the pattern may match a text, judging by the rule's hints and gate."""
         for hint in self.hints:  # any() with a generator would take three times as long
             if hint in text:
                 return self.gate is None or self.gate.search(text) is not None
@@ -48,9 +48,9 @@ class Rule:
 
 # Characters -----------------------------------------------------------------------------------------------------------
 
-# Control characters, soft hyphens, zero-width characters, direction marks, private use, lone surrogates and
-# non-characters, none of which are printable. The zero-width joiner and non-joiner are part of the spelling of Persian
-# and of Indian scripts, so they are kept between letters of those scripts.
+# Control characters, soft hyphens, zero-width characters, direction marks, private-use characters, lone surrogates and
+# non-characters, none of which are printable. Persian and the languages of India use the zero-width joiner and
+# non-joiner in spelling, so these two are kept between letters of their scripts.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
     "\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
@@ -270,34 +270,35 @@ ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
 FEW = 5  # characters other than letters and spaces that even the shortest line may have, as in "No!"
 LETTER = re.compile(r"[^\W\d_]")
 TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
-# Deleting these bytes from UTF-8 leaves ASCII digits and punctuation; all other characters count as letters.
+# Deleting these bytes from UTF-8 text leaves only ASCII digits and punctuation; everything else counts as letters.
 LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() or c == 32)
 SENTENCE_END_OR_SPACE = (
     re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL),
     re.compile(r".* ", re.DOTALL),
 )
 SELECTED = {name for name, row in FORMATS.items() if row.is_selected}
-LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # reasons that do not apply to selected text
+LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # not reasons to drop hand-selected text
 
 
 @dataclass
 class CleanText(DocumentStep):
     """The step that removes markup, odd characters and extra spaces, and replaces links with ``<url>`` and the like.
 
-    The text has one paragraph per line, before and after. The rules are applied to each line until none of them changes
-    it, so cleaning is idempotent. Unicode is normalized to NFC, in which equal-looking text has one encoding; NFKC
-    would turn 10² into 102. In the counts, ``lines in`` equals ``lines out`` plus the sum of all ``lines dropped:
-    REASON``, while ``replaced: <url>``, ``removed: tags`` and the like count occurrences in the text.
+    Both before and after this step, the text has one paragraph per line. The rules are applied to each line until none
+    of them changes it, so cleaning is idempotent. Text is normalized to NFC, so that equivalent sequences of Unicode
+    characters become equal; NFKC is not used, because it would turn 10² into 102. In the counts, ``lines in`` equals
+    ``lines out`` plus the sum of all ``lines dropped: REASON``, while ``replaced: <url>``, ``removed: tags`` and the
+    like count occurrences in the text.
 
-    Words and characters are counted as in ``steps.py``, depending on the script. In formats with hand-selected text, no
-    line or document is dropped because of its appearance.
+    ``steps.py`` explains how words and characters are counted in different scripts. In formats with hand-selected text,
+    no line or document is dropped because of its appearance.
 
     Args:
         min_line_words: a line with fewer words, such as a title, a caption or a list item, is dropped unless it ends
             in terminal punctuation.
-        min_line_letters: a line is dropped if the fraction of letters and spaces among its characters is smaller.
-        min_document_characters: a document with fewer characters left is dropped as too short. A document that lost
-            more than half of its characters to lines with few letters is dropped for that reason.
+        min_line_letters: a line is dropped if letters and spaces make up a smaller fraction of its characters.
+        min_document_characters: a document with fewer characters left is dropped as too short. A document is also
+            dropped if more than half of its characters were in lines with few letters.
         max_line_characters: a longer line is split after the last sentence that fits, or else at a space, and its parts
             count as lines. A line that cannot be split is dropped.
     """
@@ -341,7 +342,7 @@ class CleanText(DocumentStep):
         return None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
-        """Return the cleaned line, and the reason to drop it or None."""
+        """Return the cleaned line, and the reason to drop it (None to keep it)."""
         if UNDECODABLE in line and line.count(UNDECODABLE) > MOST_UNDECODABLE * len(line):
             return line, "undecodable"
         line = clean_characters(line, counts)

@@ -38,7 +38,7 @@ def _parse_output(_context: click.Context, _argument: click.Parameter, text: str
     "--word-budget",
     metavar="N",
     callback=lambda _context, _option, text: text and read_count(text),
-    help="Stop if the cleaned text has more than N words (separated by spaces), for example 10M.",
+    help="Stop if the cleaned text has more than N words (separated by spaces); N may be written as 10M, for example.",
 )
 @with_options_from(ExecutorOptions, into="place")
 def corpus(
@@ -54,15 +54,15 @@ def corpus(
     OUT will contain shards of training data, the validation split, a dictionary, a tokenizer, manifest.json and
     report.html.
 
-    INPUT and OUT may be URLs, such as s3://bucket/folder (docs/scaling.md).
+    INPUT and OUT may be URLs, such as s3://bucket/folder (see docs/scaling.md).
 
     An INPUT is a file or folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor output, JSON lines, or plain text
     with documents separated by blank lines or by `= Title =` lines. All of these may be compressed (.gz, .bz2 or .zst).
-    Parquet files with one document per row are also supported. The format is detected from the content; to override
-    it, write FORMAT:INPUT (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm, parquet). Use book:INPUT for
-    plain-text books, one document per file. Use babylm:INPUT for text with hand-selected lines, such as BabyLM's: each
-    line is a paragraph, and no line is dropped. If documents are identical, only the first one (in INPUT order) is
-    kept.
+    Parquet files with one document per row are also supported. The format is detected from the content; to set it
+    yourself, write FORMAT:INPUT, where FORMAT is mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm or
+    parquet. Use book:INPUT for plain-text books, one document per file. Use babylm:INPUT for text whose lines were
+    selected by hand, such as BabyLM's; each line is then a paragraph, and no line is dropped. If documents are
+    identical, only the first one (in INPUT order) is kept.
 
     You can stop the command at any time and rerun it to resume.
     """

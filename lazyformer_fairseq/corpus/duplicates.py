@@ -1,7 +1,7 @@
-"""Detection of duplicate and near-duplicate documents, in bounded memory for any number of documents.
+"""Finds duplicate and near-duplicate documents, using little memory even for many documents.
 
-Identical documents have the same text hash; similar documents are found, on request, by additional hashes that they
-share. The text hash also determines which documents are held out for validation.
+Identical documents have the same text hash. Similar documents, which are detected only on request, share at least one
+of several additional hashes. The text hash also determines which documents are held out for validation.
 """
 
 import re
@@ -51,8 +51,8 @@ class Fingerprint(DocumentStep):
 def fingerprint(text: str) -> tuple[int, int]:
     """Return the high and the low 64 bits of the xxh3-128 hash of a text's letters and digits.
 
-    Case, spacing and punctuation are ignored, so line breaks, curly quotes or an extra space make no difference. A text
-    without any letters or digits is hashed as it is, without its spaces.
+    Case, spacing and punctuation are ignored, so line breaks, curly quotes or an extra space make no difference. If a
+    text has no letters or digits, all its characters except spaces are hashed.
     """
     letters = _folded(text).translate(None, NOT_WORDS)
     digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
@@ -60,7 +60,7 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """Return a text's LSH bands: BANDS 64-bit integers, at least one of which is likely to match for similar texts.
+    """Return a text's LSH bands: BANDS 64-bit integers, at least one of which similar texts are likely to share.
 
     Each is a hash of 14 MinHash values (Broder, 1997) of the text's set of 5-word shingles. Two texts whose sets have
     Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at
@@ -139,7 +139,7 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Mark the documents to drop as duplicates of an earlier one, in unit and document order.
+    """Mark the documents that duplicate, exactly or nearly, an earlier document in the same or an earlier unit.
 
     A document is a DUPLICATE if an earlier one has the same fingerprint. Otherwise it is a NEAR_DUPLICATE if an earlier
     one, kept or not, has the same hash in the same band. A document is therefore kept if no identical or similar one
@@ -149,8 +149,8 @@ def find_duplicates(
         fingerprints: one array per unit, uint64 (documents, 2), which may be memory-mapped.
         bands: one array per unit, uint64 (documents, bands); no arrays, or arrays with 0 columns, to find only exact
             duplicates.
-        documents_at_once: number of documents to compare at once, which bounds the memory: about 80 bytes for each of
-            them plus 1 byte for every document. Identical documents are always compared with each other.
+        documents_at_once: number of documents to compare at once. The memory needed is about 80 bytes for each of them,
+            plus 1 byte for every document in the corpus. Identical documents are always compared with each other.
 
     Returns:
         one array per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
@@ -202,13 +202,13 @@ def _mark_repeated(
 
 
 def _places_in_partition(hashes: np.ndarray, partition: int, partitions: np.uint64) -> np.ndarray:
-    """Return the indices of the hashes in a partition; equal hashes fall into the same one."""
+    """Return the indices of the hashes in a partition; equal hashes are always in the same partition."""
     top_bits = hashes >> np.uint64(32)  # 32 bits, which are uniformly distributed
     return np.flatnonzero(top_bits * partitions >> np.uint64(32) == partition)
 
 
 def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
-    """Return the indices of all hashes that occur more than once, which is much faster than sorting whole rows."""
+    """Return the indices of all hashes that occur more than once; this is much faster than sorting whole rows."""
     order = np.argsort(hashes)
     in_order = hashes[order]
     equals_next = in_order[1:] == in_order[:-1]

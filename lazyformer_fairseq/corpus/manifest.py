@@ -1,7 +1,8 @@
-"""``manifest.json``: a corpus's inputs, each step's counts of documents in, out and dropped, and timings.
+"""Writes a corpus's ``manifest.json``: the inputs, how many documents each step received and dropped, and the timings.
 
-``report.html`` presents the same information for people, on one page that loads no resources and runs no scripts. Its
-text and layout are in ``report.html.jinja``. jinja2 escapes every value, because a corpus may contain anything.
+``report.html`` presents the same information in readable form, on one page that loads no resources and runs no scripts.
+The page's text and layout are in ``report.html.jinja``. jinja2 escapes every value, because a corpus may contain
+anything.
 """
 
 import json
@@ -40,7 +41,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     Args:
         job: paths and settings.
         plan: settings, versions and inputs.
-        origins: maps each part of a file that was cut to the path of that file.
+        origins: for each part of a file that was cut, the path of that file.
         workers: number of tasks that ran in parallel.
     """
     paths = job.paths
@@ -52,7 +53,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         counts[f"{DAMAGED_FILE}s"] = counts.get(f"{DAMAGED_FILE}s", 0) + damaged
 
     vocabulary = json.loads(paths.vocabulary.read_text())
-    tokens = {}  # by split: how often each id occurs, without ``</s>``
+    tokens = {}  # for each split, how often each id except ``</s>`` occurs
     for split in ("train", "valid"):
         parts = job.unit_paths("ids", f".{split}")
         tokens[split] = load_unigrams(parts, vocabulary["size"])
@@ -268,7 +269,10 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
 
 
 def visible(value: Any) -> Any:
-    """Return text with invisible characters (control, direction, lone surrogates) as codes and newlines as ↵."""
+    """Return a value as text, with newlines shown as ↵ and invisible characters shown as codes.
+
+    Invisible characters include control characters, direction marks and lone surrogates.
+    """
     if isinstance(value, Markup):
         return value
     text = str(value).replace("\n", " ↵ ")
@@ -290,7 +294,7 @@ def plural(several: int, noun: str) -> str:
 
 
 def short(value: Union[int, float]) -> str:
-    """Format a number compactly, such as 1,234 or 12.3 M, with three digits and a unit for one million or more."""
+    """Format a number compactly, such as 1,234 or 12.3 M; from one million up, it has three digits and a unit."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
             return f"{number(value / size)} {unit}"
@@ -298,7 +302,7 @@ def short(value: Union[int, float]) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """Format a fraction as a percentage with two significant digits, such as 12% or 0.012%; None and NaN as a dash."""
+    """Format a fraction as a percentage with two significant digits, such as 0.012%; show None and NaN as a dash."""
     if share is None or np.isnan(share):
         return "–"
     rounded = float(f"{100 * share:.2g}")

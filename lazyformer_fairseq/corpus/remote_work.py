@@ -1,7 +1,7 @@
 """The work folder of a corpus at a URL, and each machine's local copy of it.
 
-A task fetches any input files that its machine lacks, works on local files, and uploads its output, with its counts
-last. The counts at the URL therefore show which tasks are done, no matter which machine ran them.
+A task fetches any input files that its machine lacks, works on local files, and uploads its output and finally its
+counts. The counts at the URL therefore show which tasks are done, no matter which machine ran them.
 """
 
 import secrets
@@ -138,7 +138,7 @@ class RemoteWork:
                 below = files.find(f"{top}/{name.partition('/*')[0]}")
                 found = [path.removeprefix(f"{top}/") for path in below]
                 found = [path for path in found if fnmatch(path, name) or path.startswith(f"{name}/")]
-                found = [path for path in found if ".." not in path.split("/")]  # would escape the local copy
+                found = [path for path in found if ".." not in path.split("/")]  # .. would escape the local copy
                 if needed and not found:
                     raise FileNotFoundError(f"{top}/{name}")
                 return found

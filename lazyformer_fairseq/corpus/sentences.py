@@ -1,10 +1,10 @@
-"""Sentence splitting of cased text, with rules for English or a spaCy model.
+"""Splits cased text into sentences, either with rules for English or with a spaCy model.
 
 The LazyFormer paper uses spaCy (appendix A). Text must be split before it is converted to lowercase.
 
 :func:`starts_of_sentences` applies the rules at every terminal mark that is followed by a space. They consider, in this
 order, the next letter, the mark, and the word before the mark, which may be an abbreviation. Unless a rule says
-otherwise, the sentence ends. The rules are tested on ``tests/corpus/sentence_gold.txt``.
+otherwise, the sentence ends there. The rules are tested on ``tests/corpus/sentence_gold.txt``.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import Optional
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words
 from lazyformer_fairseq.errors import UserError
 
-# A terminal mark, the marks that follow it (closing quotes, a dash, a footnote number), and a space. WikiText writes
-# @.@ inside numbers.
+# A terminal mark and the marks that follow it (closing quotes, a dash, a footnote number), if a space comes next. The
+# decimal point, which WikiText writes as @.@, does not match.
 END = re.compile(r"[.?!…։؟۔।॥።](?:(?!\[\w)[^\w\s@]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
 SPACE = re.compile(r"\s+")
 LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
@@ -74,7 +74,7 @@ SAID = re.compile(
 
 
 def starts_of_sentences(text: str) -> Iterator[int]:
-    """Yield the offsets in a cased paragraph at which all sentences but the first start, in order."""
+    """Yield, in order, the offsets at which the sentences in a cased paragraph start, except the first sentence."""
     quotes = _Quotes(text)
     sentence = 0
     for mark in END.finditer(text):
@@ -89,7 +89,7 @@ def starts_of_sentences(text: str) -> Iterator[int]:
 
 
 class _Quotes:
-    """A counter that distinguishes opening from closing straight quotes with spaces on both sides, as in WikiText."""
+    """A counter that tells whether a straight quote between spaces, as in WikiText, opens or closes a quotation."""
 
     def __init__(self, text: str):
         self._text = text
@@ -135,7 +135,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
         return False
 
     is_special_token = text[word - 1] == "<"  # <url> has no case
-    is_camel_case = text[word + 1 : word + 2].isupper()  # iPod may start one
+    is_camel_case = text[word + 1 : word + 2].isupper()  # iPod may start a sentence
     if letter.islower() and not is_special_token and not is_camel_case:
         first = MARKS.match(text, sentence).end()
         # Text without capitals has sentences too.
@@ -241,7 +241,7 @@ class SentenceSplitter:
     def _starts(self, paragraph: str) -> Iterator[int]:
         if self._trained is None:
             return starts_of_sentences(paragraph)
-        with self._trained.memory_zone():  # otherwise its vocabulary would grow with every new word
+        with self._trained.memory_zone():  # otherwise spaCy's vocabulary would grow with every new word
             return iter([sentence.start_char for sentence in self._trained(paragraph).sents][1:])
 
 
@@ -258,8 +258,8 @@ class SplitSentences(DocumentStep):
 
     Args:
         spacy_model: see :class:`SentenceSplitter`.
-        min_words: minimum number of words (separated by spaces) in a sentence, unless its document has fewer; 0 to join
-            none.
+        min_words: minimum number of words in a sentence, counted as in ``steps.py``, unless the whole document has
+            fewer; 0 to join no sentences.
 
     Raises:
         UserError: ``spacy_model`` is not installed; raised at the first document.

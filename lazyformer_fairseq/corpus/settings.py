@@ -25,11 +25,11 @@ class CorpusSettings:
         low=10,
         shown="32768, or fewer if the text is too small",
     )
-    """The default follows LazyFormer, appendix A."""
+    """The default follows the LazyFormer paper, appendix A."""
 
     word_coverage: Optional[float] = option(
         None,
-        "Keep the most frequent words that make up this fraction of the text; rarer words become <unk>.",
+        "Keep the most frequent words that together make up this fraction of the text; rarer words become <unk>.",
         low=0,
         is_open=True,
         high=1,
@@ -39,20 +39,21 @@ class CorpusSettings:
 
     With another model's tokenizer, all words are kept by default, because it was trained to encode rare words too.
 
-    The number of dropped words grows with the text, as it should. From 9 million words of running text (Wikipedia and
-    novels), the default drops none: half a percent of them occur only once, and most of these are valid English words
-    that BPE can encode, such as "cordially" and "vapors". From 3 billion words, it drops those that occur fewer than
-    about 15 times, by the same scaling law (the fraction of rare words falls with the text's size to the power of 0.6).
+    The larger the text, the more words are dropped, which is intended. In 9 million words of running text (Wikipedia
+    and novels), the default drops none: half a percent of these words occur only once, and most of those are valid
+    English words that BPE can encode, such as "cordially" and "vapors". In 3 billion words, the default drops words
+    that occur fewer than about 15 times. This estimate assumes that the fraction of rare words is inversely
+    proportional to the text's size to the power of 0.6.
     """
 
     valid_share: float = option(
         0.005,
-        "Fraction of documents to hold out for validation (at least one document). With 0, train with "
-        "--disable-validation.",
+        "Fraction of documents to hold out for validation. If it is above 0, at least one document is held out; if it "
+        "is 0, train with --disable-validation.",
         low=0,
         high=1,
     )
-    """Whether a document is held out depends only on its text and the seed."""
+    """A document's text and the seed alone decide whether it is held out."""
 
     min_document_characters: int = option(
         100,
@@ -77,7 +78,7 @@ class CorpusSettings:
         "What to do with a broken record or a damaged file: stop with an error that names it, or skip and count it.",
         choices=("stop", "skip"),
     )
-    """A corpus that was started with "stop" may be resumed with "skip"."""
+    """A build that was begun with "stop" may be resumed with "skip"."""
 
     seed: int = option(1, "Random seed for choosing the documents to hold out.", low=0)
     shards: Optional[int] = option(
@@ -85,14 +86,14 @@ class CorpusSettings:
     )
     tokenizer: Optional[str] = option(
         None,
-        "Existing tokenizer to use, with its casing and vocabulary.",
+        "Folder of an existing tokenizer to use; it also determines the casing and the vocabulary.",
         metavar="FOLDER",
         shown="train a new one",
     )
-    """It determines ``vocab_size`` and ``text``."""
+    """An existing tokenizer determines ``vocab_size`` and ``text``."""
 
     unit_megabytes: Optional[float] = None
-    """Megabytes of input per unit of work; by default 1/64 of the input, but at least 0.25 and at most 32."""
+    """Megabytes of input per unit of work; by default 1/64 of the input, limited to between 0.25 and 32."""
 
     text: Union[TextSettings, LibrarySettings] = field(default_factory=TextSettings)
 

@@ -8,8 +8,8 @@ tokenizer   merged counts -> low-frequency filter -> BPE (one task)
 ids         stored words -> token ids (one task per unit)
 shards      parts of units -> shards (one task per shard)
 
-Tasks run in this process or on an executor, with a progress bar. A task is done once its counts are in the stage's
-folder, ``tasks/STAGE/NNNNN.json``. A resumed run executes the remaining tasks.
+Tasks run in this process or on an executor, with a progress bar. A task is done once its counts have been written to
+``tasks/STAGE/NNNNN.json``. A resumed run executes the remaining tasks.
 """
 
 import math
@@ -85,7 +85,7 @@ class Job:
     shards: int = 1
 
     def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
-        """Return a mask of a unit's documents per split, bool (documents,)."""
+        """Return, for each split, a mask of the documents in a unit that belong to it, bool (documents,)."""
         marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
@@ -95,7 +95,7 @@ class Job:
 
 
 def cut_one(job: Job, rank: int) -> None:
-    """Cut a compressed file that does not support random access into parts."""
+    """Cut into parts a compressed file that does not support random access."""
     cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
@@ -117,7 +117,7 @@ def store_words(job: Job, rank: int) -> Counts:
 
 
 def run_steps(steps: Iterable[DocumentStep]) -> Iterator[Document]:
-    """Run documents through a chain of steps that share their notes, and yield those that pass."""
+    """Run documents through a chain of steps that share their notes, and yield the documents that are not dropped."""
     documents: Iterable[Document] = ()
     notes = TaskNotes()
     for step in steps:
@@ -163,7 +163,7 @@ def train_tokenizer(job: Job, _rank: int) -> None:
     """Merge the word counts of all units, and train BPE on the frequent words unless the user provides a tokenizer.
 
     If no vocabulary size is set and the text is too small for the default, the size is the largest power of two that is
-    at most half of what the text allows. At the full size, most words would be single symbols, each seen only a few
+    at most half of the maximum for this text. At the maximum, most words would be single symbols, each seen only a few
     times.
     """
     paths = job.paths
@@ -217,7 +217,7 @@ def write_shard(job: Job, rank: int) -> None:
 
 
 Task = Callable[[Job, int], Optional[Counts]]
-# The stages after "cut", in order: the function that runs a task, and the size of each task (bytes of input, or 1).
+# For each stage after "cut", in order: the function that runs a task, and each task's size (bytes of input, or 1).
 STAGES: Mapping[str, tuple[Task, Callable[[Job], list[int]]]] = {
     "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
     "duplicates": (mark_duplicates, lambda _job: [1]),
@@ -245,7 +245,7 @@ def run_tasks(
         sizes: bytes of input per task, for the progress bar; 1 per task if the sizes are unknown.
         folder: receives the tasks' counts and the duration of the run in seconds.
         executor: runs tasks in parallel; None to run them sequentially in this process.
-        keeps_counts: whether the task writes its counts itself and returns its rank; it then does not depend on the
+        keeps_counts: whether the task writes its counts itself and returns its rank; such a task must not depend on the
             working directory.
 
     Raises:
@@ -290,7 +290,7 @@ def run_tasks(
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
     """Run one task in this process, write its counts, and return its rank.
 
-    After a kill, a resumed run waits for tasks that are still running; see :func:`wait_for_workers`.
+    If the command is killed, a resumed run first waits for tasks that are still running; see :func:`wait_for_workers`.
     """
     with worker_lock(folder.parent):
         write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)

@@ -39,7 +39,7 @@ class TaskNotes:
     """A task's notes for the report, in addition to its counts; they are shared by the task's steps.
 
     Attributes:
-        examples: for each step, pairs of text before and after it, cropped to the first change.
+        examples: for each step, pairs of text before and after the step, cropped to the part around the first change.
         dropped: for each reason, the names of the first documents (or files) that were dropped.
         documents: the number of documents read from each file.
     """
@@ -49,7 +49,7 @@ class TaskNotes:
     documents: Counter[str] = field(default_factory=Counter)
 
     def add_example(self, step: str, before: str, after: str) -> None:
-        """Keep the text before and after a step as an example, unless the step has enough or changed nothing."""
+        """Keep the text before and after a step as an example, unless it is unchanged or there are enough examples."""
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
             place = len(commonprefix((before, after)))  # noqa: RUF071  texts, not paths
@@ -97,8 +97,9 @@ class DocumentStep:
             yield document
 
 
-# Chinese, Japanese and Korean characters. Text in these scripts has a third to a half as many characters as in English,
-# and Chinese and Japanese have no spaces. One character therefore counts as three letters, and two as a word.
+# Chinese, Japanese and Korean characters. A text in these scripts has a third to half as many characters as its English
+# translation, and Chinese and Japanese have no spaces. One character therefore counts as three letters, and two
+# characters count as one word.
 WIDE = re.compile("[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uffdc\U00020000-\U0003ffff]")
 LETTERS_OF_A_SIGN = 3
 SIGNS_OF_A_WORD = 2
@@ -110,7 +111,7 @@ def length_in_letters(text: str) -> int:
 
 
 def has_words(text: str, at_least: int) -> bool:
-    """Return whether ``text`` has ``at_least`` words; two Chinese, Japanese or Korean characters count as a word."""
+    """Return whether a text has this many words or more; two Chinese, Japanese or Korean characters count as a word."""
     words = len(text.split(maxsplit=at_least))
     return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
 

@@ -1,4 +1,4 @@
-"""Word counts, used to drop rare words and to train the tokenizer, and the encoding of words as token ids.
+"""Counts words, in order to drop rare ones and to train the tokenizer, and encodes words as token ids.
 
 Each unit's counts are stored in a folder:
 
@@ -11,9 +11,9 @@ same 64-bit hash would count as one word; the probability that 10 million words 
 
 The token ids are stored in fairseq's memory-mapped format, one part per unit and split:
 
-    PREFIX.bin  PREFIX.idx   one item per sentence, which ends with ``</s>``, and one item with only ``</s>`` after each
-                             document, as fairseq-preprocess writes if an empty line follows each document
-    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, except ``</s>``, and their numbers of occurrences
+    PREFIX.bin  PREFIX.idx   one item per sentence, which ends with ``</s>``, and after each document one item with only
+                             ``</s>``, just as fairseq-preprocess writes for an empty line after each document
+    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, except ``</s>``, and how often each of them occurs
 
 Each distinct word in a unit is encoded only once; numpy does the rest.
 """
@@ -33,7 +33,7 @@ from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
-ENTRIES_AT_ONCE = 4_000_000  # pending entries that are merged in one sort
+ENTRIES_AT_ONCE = 4_000_000  # number of pending entries to merge in one sort
 
 
 def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
@@ -92,11 +92,11 @@ def merge_counts(
         most_frequent: maximum number of words to return; words with the same count are returned together or not at all.
 
     Returns:
-        a summary for the manifest, and the most frequent kept words with their counts, most frequent first and ties in
-        alphabetical order.
+        a summary for the manifest, and the most frequent kept words with their counts, sorted by decreasing count and
+        then alphabetically.
 
     Raises:
-        UserError: the training documents contain no words, or the disk is full.
+        UserError: the training documents contain no words.
     """
     hashes, counts = _merged(folders)
     if not len(hashes):
@@ -182,7 +182,7 @@ def write_ids(
     frequent: np.ndarray,
     prefix: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Write a unit's part of each split to ``PREFIX.SPLIT``, each file atomically.
+    """Write a unit's part of each split to files ``PREFIX.SPLIT.*``, each of which is written atomically.
 
     Args:
         store: the unit's words.

@@ -1,8 +1,8 @@
-"""Extraction of paragraphs from wiki markup: the running text that a reader of the article sees.
+"""Extracts paragraphs from wiki markup, that is, the running text that a reader of the article sees.
 
 As in BERT's recipe, headings, lists, tables, captions and references are removed. Templates whose text is part of a
-sentence, such as {{convert|5|km}}, are rendered; all others are removed. The first part of the module is specific to
-the English Wikipedia; ``wiki_words.py`` contains the keywords that differ between Wikipedias.
+sentence, such as {{convert|5|km}}, are rendered; all other templates are removed. The first part of the module is
+specific to the English Wikipedia; ``wiki_words.py`` contains the keywords that differ between Wikipedias.
 
 The run time is linear in a page's length, whatever the page contains. Brackets are matched in one pass with a stack,
 and their content is rendered from the inside out, up to DEEPEST levels. No pattern looks further than the next bracket
@@ -200,7 +200,7 @@ def is_disambiguation(markup: str) -> bool:
 def replace_elements(text: str) -> str:
     """Remove HTML elements that are not prose, and replace each formula with a word.
 
-    If an element is not closed or its end is far away, its tag is removed and its content is kept.
+    If an element is not closed or its end is far away, only its tag is removed, and its content is kept.
     """
     found = list(ELEMENT.finditer(text))
     waiting: dict[str, list[int]] = {}

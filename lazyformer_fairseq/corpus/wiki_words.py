@@ -1,7 +1,7 @@
 """MediaWiki keywords that differ between Wikipedias: namespaces, image options, disambiguation templates.
 
-``wiki_words.txt`` lists the keywords of the larger Wikipedias. All of them are applied to every text, because the
-language of markup remnants in WikiExtractor output or JSON lines is unknown. For a dump in any language, the header
+``wiki_words.txt`` lists the keywords of the larger Wikipedias. Every text is searched for all of them, because the
+language of markup remnants in WikiExtractor output or JSON lines is unknown. The header of a dump, in any language,
 lists the wiki's own names for its namespaces.
 """
 
@@ -13,7 +13,7 @@ NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^<>]*>([^<>]*)</namespace>')
 
 
 def read_table() -> dict[str, list[frozenset[str]]]:
-    """Read ``wiki_words.txt`` into a dictionary of languages, with a set of words per column."""
+    """Read ``wiki_words.txt`` into a dictionary that contains, for each language, one set of words per column."""
     table = {}
     path = Path(__file__).with_name("wiki_words.txt")
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,16 +1,17 @@
 """The last steps for a unit, which convert cased sentences to the words that BPE sees and store them on disk.
 
+Each unit's words are stored in a folder, the word store:
+
     STORE/words.npy               uint32 (words,): indices into the unit's vocabulary, in text order
     STORE/sentence_lengths.npy    uint32 (sentences,): words per sentence
     STORE/document_sentences.npy  uint32 (documents,): sentences per document
     STORE/running_words.npy       uint32 (documents,): words per document, separated by spaces, before normalization
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
-    STORE/bands.npy               uint64 (documents, bands): for near-duplicates; without them, no columns
+    STORE/bands.npy               uint64 (documents, bands): for finding near-duplicates; no columns if not requested
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, joined by line feeds
     STORE/notes.json              the task's notes for the report, see ``steps.py``
 
-A store takes about 0.8 bytes per byte of text. The later stages count and look up each distinct word in a unit only
-once.
+A store takes about 0.8 bytes per byte of text. Later stages look up and encode each distinct word in a unit only once.
 """
 
 import json
@@ -45,9 +46,9 @@ class NormaliseWords(DocumentStep):
     """The step that converts each line (a cased sentence) to normalized words, separated by single spaces.
 
     Lines without words are removed, and documents with ``no word`` left are dropped. If a text mentions ``<mask>``,
-    ``</s>`` or another of the model's symbols, it is rewritten as plain words, such as ``< mask >``, because only the
-    task may mask. The placeholders that cleaning inserts, such as ``<url>``, are kept, and so is the ``<unk>`` that
-    WikiText has for rare words. Another model's tokenizer does this itself.
+    ``</s>`` or another of the model's symbols, the symbol is rewritten as plain words, such as ``< mask >``, because
+    only the task may mask. The placeholders that cleaning inserts, such as ``<url>``, are kept, and so is the ``<unk>``
+    that WikiText has for rare words. If another model's tokenizer is used, that tokenizer handles such symbols itself.
     """
 
     name = "words"

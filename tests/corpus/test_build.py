@@ -218,11 +218,11 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
         with pytest.raises(UserError, match="split is empty .documents in total: 80"):
             build_corpus([str(text)], out, replace(SMALL, valid_share=1))
     with pytest.raises(
-        UserError, match=r"out.* was started with different settings \(min_line_words is 5 there, 4 here\)"
+        UserError, match=r"out.* was begun with different settings \(min_line_words is 5 there, 4 here\)"
     ):
         build_corpus([str(text)], out, replace(SMALL, min_line_words=4))
     text.write_text(text.read_text() + "One more.")
-    with pytest.raises(UserError, match=r"out.* was started with different inputs \(.*plain\.txt differs"):
+    with pytest.raises(UserError, match=r"out.* was begun with different inputs \(.*plain\.txt differs"):
         build_corpus([str(text)], out, SMALL)
 
 
@@ -279,7 +279,7 @@ def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path,
     assert f"vocabulary: {size:,} symbols, because the text is small; use --vocab-size" in capsys.readouterr().err
     assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     with pytest.raises(
-        UserError, match=f"out: its vocabulary has only {size} symbols, because the text is small; omit"
+        UserError, match=f"out .* with a vocabulary of only {size} symbols, because its text is small; omit"
     ):
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=VOCAB_SIZE))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -311,7 +311,7 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
     manifest = manifest_of(tmp_path / "out")
     assert len(manifest["dropped_names"]["bad record"]) == 2
     assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
-    with pytest.raises(UserError, match="started with different settings .*bad_input is 'skip' there, 'stop' here"):
+    with pytest.raises(UserError, match="begun with different settings .*bad_input is 'skip' there, 'stop' here"):
         run()
 
 
@@ -437,8 +437,8 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     assert "valid: empty" in (tmp_path / "all" / "report.html").read_text()
     text.write_bytes("\n\n".join(["Un café à Paris. " * 9, *toy_texts(20)]).encode("cp1252"))
     result = run(text, tmp_path / "latin")
-    assert "lines that are not UTF-8: 1; they were decoded as Windows-1252" in result.stderr
-    assert f"the first are in {text}" in result.stderr
+    assert "lines that are not UTF-8: 1; they were decoded as Windows-1252. If the files" in result.stderr
+    assert f"the first such lines are in {text}" in result.stderr
 
 
 def test_a_tokenizer_of_ones_own(text, tmp_path):

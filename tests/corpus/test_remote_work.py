@@ -168,11 +168,12 @@ def test_other_settings_are_named_and_those_that_come_late_may_change(memory, ra
     with pytest.raises(UserError) as caught:
         build_corpus([f"{memory}/raw"], out, CorpusSettings(min_line_words=4, unit_megabytes=0.0045))
     assert str(caught.value).startswith(
-        f"{memory}/.out.unfinished was started with different settings (min_line_words is 5 there, 4 here)"
+        f"{memory}/.out.unfinished contains a corpus that was begun with different settings "
+        "(min_line_words is 5 there, 4 here)"
     )
     build_corpus([f"{memory}/raw"], out, SETTINGS)
     assert content(out, f"{memory}/raw") == expected
-    with pytest.raises(UserError, match=f"^{out} was started with different settings"):
+    with pytest.raises(UserError, match=f"^{out} contains a corpus that was begun with different settings"):
         build_corpus([f"{memory}/raw"], out, CorpusSettings(min_line_words=4))
 
 

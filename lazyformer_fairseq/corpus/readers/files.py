@@ -1,12 +1,12 @@
-"""A common reader for plain, gz, bz2 and zst files, and their division into blocks of lines, one per document.
+"""A common reader for plain, gz, bz2 and zst files, which divides them into blocks of lines, one block per document.
 
 Compression is detected from a file's first bytes, not from its name. A file may contain several concatenated streams
-(bgzip, pbzip2, Wikipedia's multistream dumps, zst frames). Python's own readers silently accept a truncated zst file,
-so this module has its own.
+(bgzip, pbzip2, Wikipedia's multistream dumps, zst frames). The zstandard package's reader silently accepts a truncated
+file, so this module has its own.
 
-In every format, a line marks the start of a document. Reading a byte range ``[start, end)`` of a file yields the blocks
-whose first line starts in the range, each of them in full. Ranges that cover a file therefore yield every block exactly
-once, wherever the cuts are.
+In every format that is read by lines, a line marks the start of a document. Reading a byte range ``[start, end)`` of a
+file yields the blocks whose first line starts in the range, each of them in full. Consecutive ranges that cover a file
+therefore yield every block exactly once, wherever the cuts are.
 """
 
 import bz2
@@ -124,7 +124,7 @@ class _Decompressed(io.RawIOBase):
         return count
 
     def _holds_input(self) -> bool:
-        """Return whether the decompressor still has output for its previous input, which only bz2's can have."""
+        """Return whether the decompressor still has output from earlier input, which is possible only for bz2."""
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:
@@ -156,10 +156,10 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the input that is read in one pass: a file, or the documents that start in its range ``[start, end)``.
+    """A part of the input that is read in one pass: a file, or the documents that start in a range of it.
 
-    Offsets refer to the file on disk. In a bz2 file, a range consists of whole streams, each of which starts with a
-    document.
+    The range is ``[start, end)``, in bytes of the file on disk. In a bz2 file, a range consists of whole streams, each
+    of which starts with a document.
     """
 
     path: str
@@ -167,7 +167,7 @@ class Piece:
     start: int = 0
     end: Optional[int] = None
     first_line: int = 1
-    """Number of the first line in the original file, if the file was cut from another one."""
+    """For a file that was cut from a larger one, the number of its first line in the larger file."""
     left_out_namespaces: tuple[str, ...] = ()
     """For a dump: the wiki's own names for its image, media and category namespaces."""
 
@@ -183,8 +183,8 @@ class Block(NamedTuple):
     """The lines of a document, including line ends.
 
     Attributes:
-        offset: offset of the first byte in the file or, if the file is compressed, in the decompressed piece.
-        line: number of the first line in the piece, counted from 1.
+        offset: offset of the block's first byte in the file or, if the file is compressed, in the decompressed piece.
+        line: number of the block's first line in the piece, counted from 1.
         content: the lines.
         is_preamble: whether the lines precede the first document in the file.
     """

@@ -1,9 +1,9 @@
 """Input formats: how to recognize each, find its documents, and extract their text.
 
 Plain-text documents are separated by blank lines; each is one paragraph, hard-wrapped or not. In WikiText,
-``= Title =`` after a blank line starts a document, and every other line is a paragraph. JSON lines have one object per
-line with the document in its field ``text``, where newlines separate paragraphs. WikiExtractor's ``--json`` output has
-this form; it repeats the title at the start of the text, which is removed.
+``= Title =`` after a blank line starts a document, and all remaining lines are paragraphs. JSON lines have one object
+per line; the object's field ``text`` contains the document, in which newlines separate paragraphs. WikiExtractor's
+``--json`` output has this form, but repeats the title at the start of the text; this copy of the title is removed.
 
 A format's parse function takes a block, its piece and a watch, and yields (text, metadata) for each document in the
 block. For a broken document it yields a BadInputError rather than raising it, because the next document may be intact.
@@ -57,7 +57,7 @@ def is_dump(content: bytes, file: str) -> bool:
 
 
 def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the raw wiki markup of the last revision of each page, with {"title", "namespace", "model", "is_redirect"}.
+    """Yield the raw wiki markup of each page's last revision, and the page's title, namespace, model and is_redirect.
 
     ``<page>`` elements are inside ``<mediawiki>`` or, in a part of a dump, on their own. A ``<`` in text is escaped, so
     every ``<page>`` starts a page, even if the previous page is malformed.
@@ -165,7 +165,7 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     title = record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        yield files.BadInputError(f'{files.place(piece, block.line)}: no string field "text"; its fields: {fields}')
+        yield files.BadInputError(f'{files.place(piece, block.line)}: no string field "text"; fields found: {fields}')
         return
     if not isinstance(title, str):
         title = None
@@ -195,13 +195,13 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
             names = table.schema_arrow.names
             texts = (pyarrow.string(), pyarrow.large_string())
             if "text" not in names or table.schema_arrow.field("text").type not in texts:
-                raise files.BadInputError(f'{piece.path}: no string column "text"; its columns: {", ".join(names)}')
+                raise files.BadInputError(f'{piece.path}: no string column "text"; columns found: {", ".join(names)}')
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * size):
                 raise files.BadInputError(
-                    f"{piece.path}: its rows expand to more than {files.MOST_TIMES} times its size, which text never "
-                    "does"
+                    f"{piece.path}: the rows expand to more than {files.MOST_TIMES} times the size of the file, which "
+                    "text never does"
                 )
             row = 1
             for number, group in enumerate(groups):
@@ -211,7 +211,8 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
                 row += group.num_rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise files.BadInputError(
-            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get a new copy, or exclude it"
+            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get a new copy, or exclude the "
+            "file"
         ) from None
 
 
@@ -221,7 +222,7 @@ def _rows_of(table: Any, number: int, row: int, path: str, watch: files.Watch) -
     Args:
         table: the open file.
         number: number of the row group, from 0.
-        row: number of its first row in the file, from 1.
+        row: number of the group's first row in the file, from 1.
         path: path of the file, for messages.
         watch: counts lines that are not UTF-8.
     """
@@ -243,7 +244,7 @@ JOINT = re.compile(r" @([-,.])@ ")
 def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Yield the paragraphs below a WikiText title, without headings.
 
-    The separators that WikiText's tokenizer inserts, as in ``state @-@ run`` and ``1 @,@ 000``, are removed.
+    WikiText writes ``state @-@ run`` for "state-run" and ``1 @,@ 000`` for "1,000"; this is undone.
     """
     text = HEADING.sub("", files.decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
@@ -391,8 +392,8 @@ class RawDocument(NamedTuple):
 
     Attributes:
         number: the document's number in its file, from 1. In a piece of a file, where the number of earlier documents
-            is unknown, it is ``@OFFSET``, the offset of its first byte; in a piece of a bz2 file, it is
-            ``@START+NUMBER``, where NUMBER counts the documents in the piece.
+            is unknown, it is ``@OFFSET``, the offset of the document's first byte; in a piece of a bz2 file, it is
+            ``@START+NUMBER``, where START is the offset of the piece and NUMBER counts the documents in the piece.
         text: one paragraph per line; for ``mediawiki``, raw wiki markup.
         metadata: for ``mediawiki``, the page's title, namespace, model and is_redirect; otherwise empty.
     """

@@ -1,7 +1,7 @@
-"""Input files and their formats, and the division of the input into units, the smallest parts that can be resumed.
+"""Finds the input files, detects their formats, and divides the input into units, each of which is one task's input.
 
-Files in a folder are selected by name, and a file's format is detected from its first bytes after decompression. A unit
-is the input of one task.
+Files in a folder are selected by name, and a file's format is detected from its first bytes after decompression. A
+resumed run reads only those units again that were not finished.
 """
 
 import bz2
@@ -34,7 +34,7 @@ from lazyformer_fairseq.storage.remote import files_at, is_url, local_copy
 
 HEAD_BYTES = 1 << 16
 DAMAGE_FILE = "damage.txt"
-FAILURES = 3  # if this many streams start inside a page, as in files from pbzip2, none is assumed to start with one
+FAILURES = 3  # if this many streams start inside a page, as in files from pbzip2, none is assumed to start with a page
 COMPRESSED = r"(?:\.(?:gz|bz2|zst))?"
 KNOWN_NAME = re.compile(
     rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}",
@@ -84,9 +84,9 @@ def find_inputs(
 
     Args:
         specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder and all its
-            subfolders, including symlinked ones, are searched for file names that a reader recognizes; hidden files,
+            subfolders, including symlinked ones, are searched for files whose names a reader recognizes; hidden files,
             README files and licenses are skipped. Without FORMAT, the format is detected.
-        bad_input: "skip" skips files in a folder that are empty or not text, and folders that cannot be read.
+        bad_input: "skip" skips folders that cannot be read, and files found in a folder that are empty or not text.
         left_out: receives a line with the path and the reason for each skipped file in a folder.
 
     Raises:
@@ -181,7 +181,7 @@ def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
 def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Path]:
     """Yield all files below a folder except hidden ones; a folder with several links to it is read only once.
 
-    For each folder or link that cannot be followed, a line is appended to `left_out`.
+    For each folder that cannot be read and each link that cannot be followed, a line is appended to `left_out`.
     """
     seen: dict[tuple[int, int], Path] = {}
     waiting = deque([top])
@@ -233,7 +233,7 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
                 raise UserError(f"{file} is a compressed {name} file, which is not supported; decompress it")
             return InputFile(file, name, size)
         if format.magic and name == wanted:
-            raise UserError(f"{file} is not a {name} file; omit {name}: or use a different file")
+            raise UserError(f"{file} is not a {name} file; omit the prefix {name}: or use a different file")
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file} is empty")
@@ -290,8 +290,8 @@ def cut_file(
 ) -> list[Path]:
     """Cut a file (see :func:`must_be_cut`) into parts at document boundaries, and return their paths.
 
-    The parts have the file's format and are called ``part-NUMBER.LINE.zst``, where LINE is the number of the first
-    line. ``folder`` is written atomically; if it already exists, it is not changed.
+    The parts have the file's format and are called ``part-NUMBER.LINE.zst``, where LINE is the number of the part's
+    first line in the file. ``folder`` is written atomically; if it already exists, it is not changed.
 
     Args:
         file: the file to cut.
@@ -346,8 +346,8 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
     """Return offsets, about ``unit_bytes`` apart, at which a bz2 stream of a dump starts with a page.
 
-    Wikipedia's ``multistream`` dumps have such streams: the first contains the header, and each of the others 100
-    pages. For any other file, the list is empty.
+    Wikipedia's ``multistream`` dumps have such streams: the first contains the header, and each of the others contains
+    100 pages. For any other file, the list is empty.
     """
     if file.format != "mediawiki" or compression(file.path) != "bz2":
         return []

@@ -148,7 +148,7 @@ RECORDS = {
         '{{"text": "{0}"}}\n',
         {
             '{"text": "half a pair \\ud83d"}\n': "not valid JSON",
-            '{"id": 1, "body": "no text"}\n': 'no string field "text".*its fields: body, id',
+            '{"id": 1, "body": "no text"}\n': 'no string field "text".*fields found: body, id',
             '{"text": null}\n': 'no string field "text"',
             '["text"]\n': "a line must be a JSON object",
             '{"text": "cut': "not valid JSON",

@@ -31,7 +31,8 @@ from lazyformer_fairseq.modules.attention.reused_memory import empty, scratch
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.products import multiply
 
-# The number of elements in a chunk, 8 MiB in float32. 2^20 and 2^22 are slower at 2,048 tokens and equally fast at 512.
+# The number of elements in a chunk (8 MiB in float32). Chunks of 2^20 or 2^22 elements are slower at 2,048 tokens and
+# equally fast at 512.
 CHUNK_ELEMENTS = 2**21
 # Sequences whose distributions are smaller than this share a chunk. A separate matmul call for each of them would cost
 # more than the copy that places heads side by side.
@@ -208,7 +209,7 @@ def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool
 
 
 class Addition:
-    """The base class of additions to scores."""
+    """The base class of additions to scores. dS is the gradient of the scores."""
 
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
         """Yield slices of a chunk's columns and the values to add there, (sequences x heads or fewer, rows, keys)."""
@@ -300,7 +301,7 @@ class ByDistance(Addition):
         return slice(first, min(self.distances, end))
 
     def room_for(self, chunk: Chunk, run: slice) -> Tensor:
-        """Return a scratch buffer (sequences x heads, rows, distances) for scores by query and distance."""
+        """Return a scratch buffer (sequences x heads, rows, distances) for scores indexed by query and distance."""
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
         width = places.stop - places.start
@@ -317,9 +318,9 @@ class ByDistance(Addition):
         return self.room_for(chunk, runs[0]).zero_()
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield, for each run of keys, the slice of its distances and the dS indexed by query and distance.
+        """Yield, for each run of keys, the slice of its distances and dS, indexed by query and distance.
 
-        If `room` is not None, it already contains this dS.
+        If `room` is not None, it already contains dS in this form.
         """
         for run, columns in chunk.segment.columns():
             found = room
@@ -481,7 +482,7 @@ class Blockwise:
         return int(batch) * total
 
     def chunks(self) -> Iterator[tuple[Chunk, Tensor]]:
-        """Yield every chunk and its P (sequences x heads, rows, keys), which is valid until the next chunk."""
+        """Yield every chunk and its P (sequences x heads, rows, keys), which is valid until the next one is yielded."""
         start = 0
         for chunk in self._cut():
             if not self.stored.numel():
@@ -545,12 +546,12 @@ class Blockwise:
         # would be five times slower on some CPUs.
         if not may_be_blind:
             return torch.softmax(out, -1, out=out)
-        is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # rows that see no key must be zero, not NaN
+        is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # rows without a visible key must be zero, not NaN
         torch.softmax(out.masked_fill_(is_blind, 0), -1, out=out)
         return out.masked_fill_(is_blind, 0)
 
     def _hide(self, chunk: Chunk, out: Tensor) -> bool:
-        """Write -inf at hidden keys, and return whether a row may see no key at all."""
+        """Write -inf at hidden keys, and return whether there may be rows without a visible key."""
         segment = chunk.segment
         if segment.hidden is not None:
             is_hidden = chunk.turn(torch.from_numpy(segment.hidden))
@@ -578,7 +579,7 @@ class Blockwise:
         return self.additions[0].room(chunk)
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
-        """Accumulate a chunk's P^T @ rows into a sum over queries.
+        """Add a chunk's P^T @ rows to a sum over queries.
 
         Without a mask, the chunk with a head's first rows initializes the sum.
 

@@ -87,7 +87,7 @@ class AttentionMask(NamedTuple):
     """An attention mask that consists of parts for each group of heads. A query sees every key that any part shows.
 
     Attributes:
-        groups: Pairs of the number of consecutive heads in a group and the parts of their mask.
+        groups: For each group of consecutive heads, the number of heads and the parts of their mask.
     """
 
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
@@ -114,7 +114,7 @@ class AttentionMask(NamedTuple):
         return reach
 
     def within(self, reach: int) -> "AttentionMask":
-        """Return a copy that hides keys more than `reach` positions back. All parts must be bands."""
+        """Return a copy that also hides keys more than `reach` positions back. All parts must be bands."""
         groups = []
         for heads, parts in self.groups:
             shortened = tuple(_shortened(part, reach) for part in parts)

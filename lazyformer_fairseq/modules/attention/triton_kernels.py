@@ -5,10 +5,10 @@ D matmul per head, a forward pass costs 2, the gradient of an ``l`` costs 2, and
 consumers costs m + 4. The kernels support any T, D <= 128, fp16, bf16 and fp32. q, k, values and gradients may be views
 with arbitrary strides.
 
-Autotuning tries a kernel's list of tiles once for each class of inputs and keeps the fastest ones. The lists are short
-and contain only tiles that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for the
-registers and shared memory that each of them needs. Tiles that are too large for a GPU are skipped. The first tile of
-each list fits an A100.
+Autotuning tries the tile sizes in a kernel's list once for each class of inputs and keeps the fastest one. The lists
+are short and contain only tiles that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for
+the registers and shared memory that each of them needs. Tiles that are too large for a GPU are skipped. The first tile
+of each list fits an A100.
 """
 
 import functools

@@ -194,7 +194,7 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute softmax(scale QK^T + bias) V for a tile of queries; write `lse` (B, N, T), or read it with REUSES.
+    """Compute softmax(scale QK^T + bias) V for a tile of queries; write `lse` (B, N, T), or read it if REUSES is set.
 
     `time_class` is only used by autotuning.
     """

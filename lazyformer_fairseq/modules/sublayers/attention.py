@@ -104,7 +104,7 @@ class AttentionSublayer(Sublayer):
 
     @property
     def current_dropout(self) -> float:
-        """The dropout currently applied to attention distributions; 0 in evaluation mode."""
+        """The dropout rate currently applied to attention distributions; 0 in evaluation mode."""
         if self.training:
             return self.dropout
         return 0.0

@@ -190,9 +190,9 @@ class Experts(Sublayer):
     During training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding
     takes no slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second
     choices, each of which is kept with a probability of twice its weight. As in the authors' code, second choices that
-    are not kept take no slot, whereas Algorithm 1 counts them too. Choices without a slot are dropped. A token whose
-    choices are all dropped passes through the residual connection only. In causal models, slots are assigned to both
-    choices of a token before the next token, so that no slot depends on later tokens.
+    are not kept take no slot, whereas in Algorithm 1 they count toward the capacity. Choices without a slot are
+    dropped. A token whose choices are all dropped passes through the residual connection only. In causal models, slots
+    are assigned to both choices of a token before the next token, so that no slot depends on later tokens.
 
     The load-balancing loss is the loss of Algorithm 1 multiplied by E^2. For each text, an expert's fraction of first
     choices is multiplied by its mean gate; these products are summed over experts, multiplied by E, and averaged over

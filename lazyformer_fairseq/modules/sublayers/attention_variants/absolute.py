@@ -29,6 +29,6 @@ class Absolute(VariantModule):
         table = options.common.setdefault(TABLE, nn.Parameter(fresh.new_zeros(length, options.embed_dim)))
         if table.size(0) != length:
             raise UserError(
-                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all share the same "
-                "position embeddings; set the same length for all"
+                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all s share one "
+                "table of position embeddings; set the same length for all of them"
             )

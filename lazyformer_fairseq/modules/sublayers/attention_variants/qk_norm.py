@@ -39,7 +39,7 @@ class HeadNorm(nn.RMSNorm):
         _places_AG: Optional[Tensor] = None,
     ) -> Tensor:
         """Normalize the vectors of each head."""
-        if x_BNTD.is_meta:  # FLOPs are being counted, without elementwise operations
+        if x_BNTD.is_meta:  # FLOPs are being counted, which exclude elementwise operations
             return x_BNTD
         # Under autocast the gains are in single precision, so the vectors must be too.
         normalised = super().forward(x_BNTD.to(self.weight.dtype))

@@ -1,4 +1,4 @@
-"""``s[buckets=b]``: LSH attention, among positions with the same hash (Reformer, section 2).
+"""``s[buckets=b]``: LSH attention among positions with the same hash (Reformer, section 2).
 
 The paper's reversible layers are available separately through the option ``--reversible``.
 
@@ -38,7 +38,7 @@ _EPSILON = 1e-6  # added when keys are scaled to unit length, as in the publishe
 
 
 class Reformer(VariantModule):
-    """LSH attention, among positions with the same hash; queries and keys share one projection.
+    """LSH attention among positions with the same hash; queries and keys share one projection.
 
     With rotary positions, vectors are hashed before rotation, so similar tokens share a bucket regardless of position.
 

@@ -110,7 +110,7 @@ class Rotation(nn.Module):
         keys: int,
         places_AG: Optional[Tensor],
     ) -> Tensor:
-        if x_BNTD.is_meta:  # FLOPs are being counted, without elementwise operations
+        if x_BNTD.is_meta:  # FLOPs are being counted, which exclude elementwise operations
             return x_BNTD
         places = places_AG
         if places is None:

@@ -178,7 +178,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --without lr", "error: --without lr works only with --recipe laptop"),
         (
             "bert_base data --recipe laptop --without lt",
-            "error: --without lt: not an option of the recipe, which has encoder-normalize-before",
+            "error: --without lt: not one of the recipe's options, which are encoder-normalize-before",
         ),
         ("bert_base data --master node0", "error: --master node0: must be HOST:PORT"),
         ("bert_base data --node-rank 1", "error: --node-rank 1: with --nodes 1, must be from 0 to 0"),

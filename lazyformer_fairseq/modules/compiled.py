@@ -1,8 +1,8 @@
 """Compilation of functions with torch.compile, for ``--compile``.
 
-We compile functions rather than modules, because wrapping a module in torch.compile changes the names in its
-checkpoints, and a module compiled in place loses its compilation when it is copied. Shapes may change: torch first
-assumes that a size is constant, and makes it dynamic when it sees another value.
+We compile functions rather than modules, because wrapping a module in torch.compile changes its weights' names in
+checkpoints, and a module compiled in place loses its compilation when it is copied. Shapes may vary: torch first
+assumes that each size is constant, and treats a size as dynamic once its value changes.
 """
 
 import functools
@@ -13,15 +13,17 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 
-GRAPHS = 256  # per function, over all networks and shapes of a process; torch's default of 8 is too low for a search
+# Maximum number of compiled graphs per function, counting all networks and shapes in a process. torch's default of 8 is
+# too low for a search.
+GRAPHS = 256
 
 
 @functools.cache
 def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
-    """Return a version of `function` that is compiled on its first call; results are cached by arguments.
+    """Return a version of `function` that is compiled when it is first called.
 
-    Calling the result raises a UserError if torch cannot compile the function, for example because no compiler is
-    installed.
+    Calls with equal arguments return the same version. Calling that version raises a UserError if torch cannot compile
+    the function, such as when no compiler is installed.
 
     Args:
         function: the function to compile.
@@ -42,8 +44,8 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"{asked_by}: torch cannot compile this here ({reason}); omit the option or, if a compiler is missing, "
-                "install a C++ compiler such as g++ (for a GPU, triton too)"
+                f"{asked_by}: torch cannot compile the code on this machine ({reason}); omit the option or, if a "
+                "compiler is missing, install a C++ compiler such as g++ (and triton, if there is a GPU)"
             ) from error
 
     return call

@@ -40,7 +40,7 @@ def layer_norm(embed_dim: int, eps: float = EPS, norm_type: str = LAYER, has_bia
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm, x / sqrt(mean(x^2) + eps) g (Zhang and Sennrich, 2019, equation 4).
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * g, where g is the weight (Zhang and Sennrich, 2019, equation 4).
 
     The mean is computed in single precision or better.
     """
@@ -54,7 +54,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm for CPUs, which saves only its input and one value per row, with half of torch's memory reads."""
+    """An RMSNorm for CPUs that saves only its input and one value per row, and halves torch's memory reads."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""The linear layer of all sublayers; on a CPU it uses the faster of two libraries."""
+"""The linear layer that all sublayers use. On a CPU, it chooses the faster of two libraries."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -10,21 +10,21 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.products import MKL, ROWS, has_onednn, linear_by_onednn, onednn_wins
 from lazyformer_fairseq.modules.timing import half_octaves
 
-WORTH_IT = 2**24  # minimum number of multiply-adds for which the choice pays off, even with padding
-MOST_ZEROS = 1 / 8  # maximum ratio of padding to rows; more would cancel oneDNN's advantage
+WORTH_IT = 2**24  # minimum number of multiply-adds for which choosing a library pays off, even with padding
+MOST_ZEROS = 1 / 8  # maximum ratio of padding rows to input rows; more padding would cancel oneDNN's advantage
 MOST_ROWS = 1024  # maximum number of rows to time; beyond it the time per row is constant
 
 
 class Linear(nn.Linear):
     """A linear layer equivalent to ``nn.Linear`` up to rounding, but faster if oneDNN beats MKL.
 
-    oneDNN is used only in single precision, without autocast and torch.compile, and only if the number of tokens needs
-    at most an eighth of padding to become a multiple of 32 (64 above 512 tokens, 128 above 1,024). Disable it with
-    ``torch.backends.mkldnn.flags(enabled=False)``.
+    oneDNN is used only in single precision, without autocast or torch.compile. The number of tokens is padded to a
+    multiple of 32 (64 above 512 tokens, 128 above 1,024); if this would add more than an eighth, oneDNN is not used. To
+    disable oneDNN, use ``torch.backends.mkldnn.flags(enabled=False)``.
 
     Attributes:
-        blocks: the number of equally sized matrices that are stacked in the weight, for example for queries, keys and
-            values; Muon orthogonalizes the update of each matrix separately.
+        blocks: the number of equally sized matrices stacked in the weight, such as 3 for queries, keys and values. Muon
+            orthogonalizes each matrix's update separately.
     """
 
     blocks: int = 1
@@ -41,7 +41,8 @@ class Linear(nn.Linear):
             weight: this layer's weight or some of its rows.
             bias: the matching part of the bias, if any.
         """
-        # Compilers and exporters support only torch's own operator. Check for them first: they trace later checks.
+        # Compilers and exporters support only torch's own operator. Check for them first, because they would trace any
+        # later checks.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
         is_plain = type(self.weight) is nn.Parameter  # other types, such as quantized weights, define their own matmul
         if not watched and is_plain and _has_choice(input, weight):
@@ -61,8 +62,8 @@ class Linear(nn.Linear):
 def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
     """Compute only the outputs `start` to `stop` of a linear layer: (..., C) -> (..., stop - start).
 
-    A wrapped layer, for example with a peft adapter, computes all outputs, because they do not depend on its weight
-    alone.
+    If the layer is wrapped, such as by a peft adapter, all outputs are computed and then sliced, because they do not
+    depend on the layer's weight alone.
     """
     if linear.bias is None:
         bias = None
@@ -77,12 +78,12 @@ def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_b
 
 
 def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return x W^T + b for x (..., I), weight (O, I) and bias (O), in fp32 on a CPU; differentiable."""
+    """Return x W^T + b for x (..., I), weight (O, I) and bias (O), all in fp32 on a CPU. Autograd is supported."""
     return _Product.apply(x, weight, bias, Products(True, True, True))
 
 
 class Products(NamedTuple):
-    """Flags for the matmuls of a linear layer that use oneDNN.
+    """Flags that determine which of a linear layer's matmuls use oneDNN.
 
     Attributes:
         forward: x W^T.
@@ -145,7 +146,8 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
 def _zeros(rows: int) -> int:
     """Return the number of zero rows to append.
 
-    oneDNN keeps 1 to 9 MB for each number of rows, so numbers are rounded up to a small set of values.
+    oneDNN keeps 1 to 9 MB for each number of rows that it has seen, so the number is rounded up to one of a small set
+    of values.
     """
     if rows > 8 * ROWS:
         multiple = ROWS

@@ -42,11 +42,11 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
 
     The model computes logits only at masked positions, which avoids a (B, T, V) tensor.
 
-    If the batch consists of pairs (``--next-sentence``), the loss includes next-sentence prediction: the mean over
-    pairs has the same weight as the mean over masked tokens (BERT, appendix A.2). The logged loss covers only the
-    tokens.
+    If the batch consists of pairs (``--next-sentence``), the loss includes next-sentence prediction: the mean loss over
+    pairs has the same weight as the mean loss over masked tokens (BERT, appendix A.2). The logged loss covers only the
+    masked tokens.
 
-    This function does not synchronize with the GPU if the batch contains its masked positions, as batches of
+    This function does not synchronize with the GPU if the batch lists its masked positions, as batches of
     :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
     """
     positions = positions_of(sample, pad)
@@ -80,7 +80,7 @@ def score_masked(model: nn.Module, sample: Sample, positions: Tensor, logits_MV:
     """Return the summed cross-entropy of masked tokens in nats, without penalties, and the values to log.
 
     Args:
-        model: the model; its `compiles` attribute selects whether the loss is compiled.
+        model: the model; its `compiles` attribute determines whether the loss is compiled.
         sample: the batch.
         positions: the positions of the masked tokens in the flattened batch, int64 (M,).
         logits_MV: the logits at these positions.
@@ -102,7 +102,7 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """Add the penalties for spans and experts to the summed loss and to the values to log; return the loss.
 
-    Penalties and the mean span are logged times the number of predicted tokens.
+    Penalties and the mean span are multiplied by the number of predicted tokens before they are logged.
     """
     loss = with_experts(model, loss, sample_size, to_log)
     network = network_of(model)
@@ -122,8 +122,8 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """Add the load-balancing loss of experts, if any, to the summed loss and to the values to log; return the loss.
 
-    The logged values are the load-balancing loss times the number of predicted tokens, the number of choices dropped
-    because their expert had no slots left, and the total number of choices.
+    The logged values are the load-balancing loss times the number of predicted tokens, the number of token-to-expert
+    assignments dropped because the expert had no slots left, and the total number of assignments.
     """
     network = network_of(model)
     if network is None:

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lazyformer_fairseq.executors.cpuinfo import first_core
 
-# Fields of /proc/cpuinfo that distinguish CPUs with the same model name; ARM CPUs have the last two.
+# Fields of /proc/cpuinfo that distinguish CPUs with the same model name; only ARM CPUs have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
@@ -39,5 +39,5 @@ def compute_capability() -> tuple[int, int]:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Return True if x has values; fake and meta tensors, which are used to count costs, do not."""
+    """Return True if x has values; fake and meta tensors, which are used to count costs, have none."""
     return not (x.is_meta or isinstance(x, FakeTensor))

@@ -1,11 +1,11 @@
 """Matrix multiplication on CPUs with the faster of two libraries, MKL or oneDNN.
 
-In single precision torch uses Intel's MKL for matmuls, although it also ships oneDNN. The faster library depends on the
-CPU, the shape, and which operand is transposed. On a Zen 5 oneDNN is twice as fast for every matmul; on a Zen 4 it is a
-fifth faster for some matmuls; on a Zen 3 it is slower. On an Intel CPU restricted to AVX2 it is as fast in the forward
-pass, but takes up to seven times as long for input gradients (docs/performance.md). Therefore each matmul is timed per
-shape on the current machine (:mod:`.timing`), and oneDNN is used where it is faster. In half precision torch already
-uses oneDNN.
+In single precision torch uses Intel's MKL for matmuls, although it also ships oneDNN. Which library is faster depends
+on the CPU, the shape, and which operand is transposed. On a Zen 5 oneDNN is twice as fast for every matmul; on a Zen 4
+it is a fifth faster for some matmuls; on a Zen 3 it is slower. On an Intel CPU restricted to AVX2 it is as fast as MKL
+in the forward pass, but takes up to seven times as long for input gradients (docs/performance.md). Therefore each
+matmul is timed per shape on the current machine (:mod:`.timing`), and oneDNN is used where it is faster. In half
+precision torch already uses oneDNN.
 """
 
 from functools import partial
@@ -18,7 +18,8 @@ from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, Prepare
 
 MKL = "MKL"
 ONEDNN = "oneDNN"
-WORTH_IT = 2**22  # minimum multiply-adds; below, oneDNN's overhead of 10 to 20 microseconds per call is too high
+# Minimum number of multiply-adds; for fewer, oneDNN's overhead of 10 to 20 microseconds per call is too high.
+WORTH_IT = 2**22
 ROWS = 128  # oneDNN is used only for multiples of this number of rows, because it keeps about 1 MB per shape
 
 

@@ -1,12 +1,12 @@
 """Expert parallelism for ``f[experts=8]``: experts are distributed over processes (GShard, 2020, section 3.1).
 
 Each process stores and computes some of the experts. All other weights are replicated, and each process has its own
-texts. All-to-all communication sends tokens to their experts and back. Since an expert receives the tokens of all
-processes, its gradient is already summed over processes. Divided by the number of processes, it equals the average that
-DDP or a similar wrapper computes for the other weights.
+batches. All-to-all communication sends tokens to their experts and back. Since an expert receives the tokens of all
+processes, its gradient is already summed over processes. This gradient is divided by the number of processes, so it
+equals the average that DDP or a similar wrapper computes for the other weights.
 
 Checkpoints are the same as those of a single process: weights and moments are gathered when a checkpoint is saved, and
-each process selects its experts when it is loaded.
+each process selects its own experts when one is loaded.
 """
 
 import logging
@@ -32,8 +32,9 @@ Groups = Sequence[Mapping[str, Any]]  # an optimizer's parameter groups
 def distribute_experts(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     """Distribute a model's experts over processes, so that each process keeps only some of them.
 
-    All processes must call this with the same weights, before the model is wrapped in DDP and passed to the optimizer.
-    DDP then ignores the experts. The remaining expert weights get fairseq's attribute ``expert``.
+    All processes must call this with the same weights, before the model is wrapped in DDP and its weights are passed to
+    the optimizer. DDP then ignores the experts. The expert weights that this process keeps get the attribute
+    ``expert``, which fairseq reads.
 
     Args:
         model: the model, which is modified in place.
@@ -41,7 +42,8 @@ def distribute_experts(model: nn.Module, group: Any = None) -> Optional["SharedE
 
     Returns:
         An object that describes the distribution, or None if all processes keep all experts. This is the case if there
-        is only one process, the model has no experts, or their number is not divisible by the number of processes.
+        is only one process, if the model has no experts, or if the number of experts is not divisible by the number of
+        processes.
     """
     size = distributed.get_world_size(group)
     experts = [each for each in model.modules() if isinstance(each, Experts)]
@@ -49,7 +51,7 @@ def distribute_experts(model: nn.Module, group: Any = None) -> Optional["SharedE
     if size == 1 or not experts:
         return None
     if odd is not None:
-        logger.info("experts: %d processes cannot share %d experts evenly, so each process keeps all", size, odd)
+        logger.info("experts: %d processes cannot share %d experts evenly, so each keeps all of them", size, odd)
         return None
     return SharedExperts(model, group)
 
@@ -57,7 +59,7 @@ def distribute_experts(model: nn.Module, group: Any = None) -> Optional["SharedE
 class SharedExperts:
     """The distribution of a model's experts over processes.
 
-    The complete model is the model before its experts were distributed.
+    Here, the complete model means the model as it was before its experts were distributed.
 
     Attributes:
         keys: the keys of the complete model's state dict.
@@ -178,11 +180,11 @@ class SharedExperts:
         names = self._whole_groups(local)
         saved = [group["params"] for group in state["param_groups"]]
         if len(saved) != len(names):
-            return dict(state)  # another optimizer's state, which this optimizer rejects by itself
+            return dict(state)  # another optimizer's state, which this optimizer itself will reject
         if [*map(len, saved)] != [*map(len, names)]:
             raise UserError(
                 "the checkpoint's optimizer state does not match the model's weights, or contains all weights in one "
-                "vector (--fp16 in one process); use --reset-optimizer"
+                "vector, as saved with --fp16 by a single process; to start with a new state, pass --reset-optimizer"
             )
 
         saved_numbers = dict(zip(chain(*names), chain(*saved), strict=True))
@@ -225,7 +227,7 @@ class SharedExperts:
 
 
 def _numbered(groups: Groups, names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Return copies of parameter groups with new names, numbered from 0 across all groups."""
+    """Return copies of parameter groups whose weights are numbered from 0 across all groups."""
     numbers = count()
     found = []
     for group, names_of_group in zip(groups, names, strict=True):

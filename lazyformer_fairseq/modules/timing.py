@@ -4,10 +4,10 @@ The candidates are timed when a shape is first used. The result is stored by mac
 user's cache folder, so that later runs skip the timing, and in checkpoints, so that a resumed run has the same rounding
 errors as before.
 
-Three rules make selections reliable. The candidates are timed in interleaved order, and a candidate wins only if it is
-ahead in most rounds; otherwise the order in which the caller lists the candidates determines the result. On a busy
-machine, more rounds are needed. A result is stored in the cache folder only if it was clear and no other program was
-using the CPU.
+Three rules make selections reliable. First, the candidates are timed in interleaved order, and a candidate wins only if
+it is ahead in most rounds; if none is, the order in which the caller lists the candidates decides. Second, more rounds
+are required on a busy machine. Third, a result is stored in the cache folder only if it was clear and no other program
+was using the CPU.
 """
 
 import logging
@@ -32,28 +32,30 @@ from lazyformer_fairseq.storage.json_files import cache_get, cache_set
 logger = logging.getLogger(__name__)
 
 FILE = "fastest.json"  # in the cache folder
-# Maximum seconds for the rounds of one selection. All selections of a process together may take this time plus a
-# fraction of the time since its start.
+# Maximum time in seconds for the rounds of one selection. All of a process's selections together may take this long
+# plus a fraction of the time since the process started.
 SECONDS = 2.0
 SHARE_OF_TIME = 0.05
 
-MOST_SECONDS = 8.0  # limit for a selection including the first calls, and for the few rounds that long calls need
+# Maximum time in seconds for an entire selection, including the first calls. If calls are long, the minimum number of
+# rounds may take longer than SECONDS, but not longer than this.
+MOST_SECONDS = 8.0
 
 SAMPLE = 0.004  # minimum duration of a sample in seconds; faster candidates are called several times per sample
 FEWEST_ROUNDS = 4  # rounds before a candidate can be ruled out on a quiet machine
-HOPELESS = 1.25  # minimum median slowdown, relative to the fastest candidate, to be ruled out after so few rounds
+HOPELESS = 1.25  # a candidate is ruled out after so few rounds only if its median slowdown exceeds this
 TELLING_ROUNDS = 7  # rounds after which a candidate is ruled out if it was slower in three quarters of them
 MOST_ROUNDS = 21
 ALIKE = 1.02  # maximum median ratio at which two candidates count as equally fast
 
 PROBE = 0.003  # seconds of matmuls after each round, to measure how much CPU time this process gets
-QUIET = 0.85  # minimum fraction of its threads' time that a process gets if no other program is running
+QUIET = 0.85  # minimum fraction of its threads' time that this process gets if no other program is running
 
-# Maximum relative difference between two candidates' results, by norm, that can be caused by rounding.
+# Maximum relative difference, in norm, that rounding can cause between two candidates' results.
 LARGEST_ERROR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 Call = Callable[[], Sequence[Tensor]]  # runs the computation, and returns all outputs and gradients
-Prepare = Callable[[str], Call]  # returns the computation for a candidate, by name
+Prepare = Callable[[str], Call]  # returns the computation for the candidate with this name
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ class Measurement:
 
 
 class Autotuner:
-    """An autotuner that stores the fastest candidate by machine and shape, within a time budget.
+    """An autotuner that finds and stores the fastest candidate for each machine and shape, within a time budget.
 
     During training, a shape is timed when it is first used. The budget for all timings is :data:`SECONDS` plus
-    :data:`SHARE_OF_TIME` times the time since the start; compilation for a GPU does not count. During inference, a
-    shape is timed once it has been used so often that timing takes only a twentieth of the total time. With several
-    processes, the first one times the candidates and sends the result to the others, which use the candidate listed
-    first until then.
+    :data:`SHARE_OF_TIME` times the time since the process started; compilation for a GPU does not count. During
+    inference, a shape is timed once it has been used so often that timing takes only a twentieth of the total time.
+    With several processes, the first one times the candidates and sends the result to the others, which use the
+    candidate listed first until then.
 
     Attributes:
         known: the name of the fastest candidate by machine and shape.
@@ -103,7 +105,7 @@ class Autotuner:
         self._compiled = 0.0
 
     def time_at_once(self) -> None:
-        """Time every shape on first use, without a budget, for programs that benchmark the selected candidates."""
+        """Switch to timing every shape on first use, without a budget, as in programs that benchmark the candidates."""
         self.waits = False
         self.seconds = math.inf
 
@@ -144,7 +146,7 @@ class Autotuner:
         Args:
             device: the type of the device.
             shape: a description of the computation.
-            names: the candidates, usually fastest first; the first one wins if timing is inconclusive.
+            names: the candidates, with the one that is usually fastest listed first; it wins if timing is inconclusive.
             prepare: returns the computation for a candidate.
             largest_error: the maximum relative difference from the first candidate's result; candidates that exceed it
                 are excluded.
@@ -226,7 +228,7 @@ class Autotuner:
             try:
                 call = prepare(name)
                 seconds, found = self._timed(call)
-                if torch.cuda.is_initialized():  # compilation counts toward neither limit
+                if torch.cuda.is_initialized():  # compilation counts toward neither the deadline nor the budget
                     self._deadline += seconds
                     self._compiled += seconds
                 if expected is None:
@@ -274,11 +276,13 @@ class Autotuner:
         """Restore selections returned by :meth:`state_dict`; they apply only on machines with the same key.
 
         Returns:
-            The restored selections. If the state is invalid, as in a damaged checkpoint, they are empty, a warning is
-            logged, and the candidates are timed again.
+            The restored selections. If the state is invalid, as in a damaged checkpoint, the result is empty, a warning
+            is logged, and the candidates are timed again.
         """
         try:
-            checked = as_type(dict[str, dict[str, str]], state, "selections in the checkpoint", "they are made again")
+            checked = as_type(
+                dict[str, dict[str, str]], state, "selections in the checkpoint", "they are measured again"
+            )
         except UserError as error:
             logger.warning("%s", error)
             return {}
@@ -288,7 +292,7 @@ class Autotuner:
 
 
 class CpuAvailability:
-    """A meter for the fraction of CPU time that this process's threads get, which other programs reduce."""
+    """A meter for the fraction of CPU time that this process's threads get, which falls if other programs run."""
 
     def __init__(self) -> None:
         self._used = 0.0

@@ -162,7 +162,7 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
 
 
 def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
-    """Return the index of the last sublayer in each network that computes its own attention distribution.
+    """Return, for each network, the index of the last sublayer that computes its own attention distribution.
 
     Raises:
         UserError: a network has no such sublayer, or the networks have different numbers of heads.
@@ -186,7 +186,7 @@ def _attentions(network: Stack) -> list[int]:
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Compute one sublayer's attention distribution, (B, N, T, K), with the eager back end.
+    """Compute one sublayer's attention distribution (B, N, T, K), using the eager back end.
 
     Args:
         network: the encoder.

@@ -57,7 +57,7 @@ class Weights:
         """Copy the updated weights to the model after the optimizer's step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that checkpoints store in addition to the optimizer's."""
+        """Return the state that checkpoints store in addition to the optimizer's state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class LossScale:
 
 
 def gradients_of(groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Return the gradients of all weights in the parameter groups that have one."""
+    """Return the gradients of the weights in all parameter groups, leaving out weights without a gradient."""
     return [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
 
 

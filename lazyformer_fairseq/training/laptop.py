@@ -37,7 +37,8 @@ LAPTOP: Mapping[str, Any] = {
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_TOKENS = 512
 LAPTOP_HELP = (
-    "laptop: Muon, short blocks first, and weights initialized from counts of tokens and their neighbors, for one core"
+    "laptop: Muon, short blocks first, and weights initialized from counts of tokens and their neighbors "
+    "(intended for one core)"
 )
 
 
@@ -56,7 +57,7 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     if unknown := sorted(left_out - LAPTOP.keys()):
         names = [name.replace("_", "-") for name in LAPTOP]
         raise UserError(
-            f"--without {unknown[0]}: not an option of the recipe, which has {', '.join(names)}"
+            f"--without {unknown[0]}: not one of the recipe's options, which are {', '.join(names)}"
             f"{nearest(unknown[0], names)}"
         )
     others = {*left_out, *given}

@@ -1,6 +1,6 @@
 """A training loop that does not need fairseq. It runs one update per call, so models can be trained alternately.
 
-With the same settings, the updates equal those of fairseq-train, bit for bit where its arithmetic allows: the batches
+With the same settings, the updates equal fairseq-train's, bit for bit where fairseq's arithmetic allows: the batches
 and random numbers are the same, and gradients are divided by the number of predictions, clipped and applied in the same
 order. Checkpoints have fairseq's layout. Under torchrun all processes contribute to each update, as in fairseq: batches
 are assigned to the processes round-robin, and gradients are summed.
@@ -36,7 +36,7 @@ from lazyformer_fairseq.training.stop_signals import StopRequest
 from lazyformer_fairseq.training.update_guard import BadUpdateError, Reaction, SkippedUpdate, UpdateGuard
 
 CHECKPOINT = "checkpoint_last.pt"
-HISTORY = "history"  # a key of the checkpoint's extra state, so that the checkpoint's checksum covers the history
+HISTORY = "history"  # stored under this key in the checkpoint's extra state, which the checksum covers
 LOG_INTERVAL = 100  # updates per line of metrics.jsonl
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -153,7 +153,8 @@ class TrainingLoop:
     def update(self) -> int:
         """Perform one update with the next `update_freq` batches.
 
-        In fp16, if the gradients overflow, the loss scale is lowered and the update uses the batches that follow.
+        In fp16, if the gradients overflow, the loss scale is lowered, and the update is retried with the batches that
+        follow.
 
         Returns:
             The number of tokens processed, summed over all processes.
@@ -194,7 +195,7 @@ class TrainingLoop:
         return time.perf_counter() - start
 
     def _next_batches(self) -> list[Batch]:
-        """Return this process's batches for one update; the epoch's last update may have fewer."""
+        """Return this process's batches for one update; an epoch's last update may have fewer than the others."""
         batches: list[Batch] = []
         while len(batches) < self.optimization.update_freq:
             batch = next(self._pass, None)
@@ -366,7 +367,7 @@ class TrainingLoop:
             self._metrics.close()
 
     def _log_interval(self) -> None:
-        """Log this process's metrics for the updates since the last such line."""
+        """Log this process's training metrics for the updates since the previous interval."""
         interval = self._interval
         self._interval = _Interval(logs=[])
         if interval.logs:
@@ -464,7 +465,7 @@ class TrainingLoop:
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = checkpoint_file.first_line(error)
             raise UserError(
-                f"{path}: training cannot resume from it; remove {self.folder} to start over ({said})"
+                f"{path}: training cannot resume from this checkpoint; remove {self.folder} to start over ({said})"
             ) from error
 
     def _resume_schedule(self, state: Mapping[str, Any]) -> None:

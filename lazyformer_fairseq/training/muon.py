@@ -46,7 +46,8 @@ from lazyformer_fairseq.training.optimizers import (
 
 logger = logging.getLogger(__name__)
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: steepest at 0 among polynomials that stay near 1 (Jordan)
+# a, b and c. Jordan et al. chose the polynomial to be as steep at 0 as possible while keeping its values near 1.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7  # added to norms
 LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # matches module names in fairseq's and transformers' models
 SCALES = {
@@ -257,11 +258,14 @@ class MuonOptions(AdamOptions):
     """Options for :class:`MuonAndAdam`."""
 
     adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
-    muon_momentum: float = option(0.95, "Muon's momentum: the fraction kept by each update", bounds=PROPORTION)
-    muon_no_nesterov: bool = option(False, "use plain instead of Nesterov momentum")
+    muon_momentum: float = option(
+        0.95, "Muon's momentum: the fraction of the previous average that each update keeps", bounds=PROPORTION
+    )
+    muon_no_nesterov: bool = option(False, "use plain momentum instead of Nesterov momentum")
     muon_scale: str = option(
         "match_rms_adamw",
-        "scale of Muon's updates: match_rms_adamw, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",
+        "scale of Muon's updates: match_rms_adamw, which is 0.2 max(rows, columns)^0.5, or original, which is "
+        "max(1, rows / columns)^0.5",
         choices=tuple(SCALES),
     )
     muon_precision: str = option(
@@ -310,8 +314,8 @@ class MuonAndAdam(AdamLike):
         matrices = [weight for weight in params if blocks_of(weight)]
         if not matrices:
             raise UserError(
-                "--optimizer muon: found no sublayer matrices, because it only works for this package's models and "
-                "tasks; use one of these tasks, or --optimizer fused_adam"
+                "--optimizer muon: found no sublayer matrices; this optimizer works only with this package's models "
+                "and tasks, so use one of these tasks, or --optimizer fused_adam"
             )
         others = super().groups_of([weight for weight in params if not blocks_of(weight)])
         return [{"params": matrices}, *({**group, "by_muon": False} for group in others)]

@@ -37,7 +37,7 @@ def row_of(option: str, rows: Mapping[str, tuple[type, type]], name: str) -> tup
         UserError: the name is unknown.
     """
     if name not in rows:
-        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; all others require fairseq-train")
+        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; any other value requires fairseq-train")
     return rows[name]
 
 
@@ -48,7 +48,7 @@ class OptimizationConfig:
     Attributes:
         updates: the length of the schedule, in updates.
         rate: the peak learning rate.
-        seed: the seed of weights, dropout and data order.
+        seed: the seed for the initial weights, dropout and data order.
         optimizer: a key of :data:`OPTIMIZERS`.
         optimizer_options: the optimizer's options by name.
         schedule: a key of :data:`SCHEDULES`.

@@ -100,7 +100,7 @@ class AdamLike:
         }
 
     def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
-        """Return one parameter group, or with ``--no-decay-bias-and-norm`` a group of matrices and a group of vectors.
+        """Return one parameter group or, with ``--no-decay-bias-and-norm``, one group of matrices and one of vectors.
 
         The only vectors in this package's modules are biases and LayerNorm weights.
         """
@@ -225,12 +225,14 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Options for :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': moment decay rates", bounds=PROPORTION)
+    adam_betas: Any = option(
+        "(0.9, 0.999)", "Adam's betas, the decay rates of its two moments, as '(b1, b2)'", bounds=PROPORTION
+    )
     adam_eps: float = option(1e-6, "Adam's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "decoupled weight decay", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(
         False,
-        "exempt biases and LayerNorms from weight decay; the paper's code decays all weights",
+        "exempt biases and LayerNorms from weight decay; the LazyFormer paper's code decays all weights",
     )
 
 
@@ -249,7 +251,8 @@ class FusedAdam(AdamLike):
 # Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache. In single
 # precision, the sum of that many squares is accurate to 1e-6, but the sum of 25 million squares only to 1e-3.
 CHUNK_SIZE = 2**18
-# Elements per bucket on a GPU. All updates of a bucket are in memory at once. A larger tensor gets a separate bucket.
+# Maximum number of elements per bucket on a GPU, where all of a bucket's updates are in memory at once. A tensor with
+# more elements gets a separate bucket.
 BUCKET = 2**25
 DEFAULTS = {
     "lr": 1e-3,
@@ -285,7 +288,7 @@ class GroupwiseOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
-        """Return a list of the weights' moments per name; missing moments are initialized to contiguous zeros."""
+        """Return, for each name, the weights' moments; missing moments are initialized to contiguous zeros."""
         for weight in weights:
             state = self.state[weight]
             for name in names:
@@ -309,7 +312,7 @@ class Lamb(GroupwiseOptimizer):
         weight_decay: the weight decay, applied within u.
         bias_correction: whether to correct the moments for their initialization to zero.
         max_weight_norm: the bound on \|w\| in the ratio; 0 for no bound.
-        ratio_without_decay: whether to apply the ratio also to weights without decay, like apex's ``use_nvlamb``.
+        ratio_without_decay: whether to apply the ratio to weights without decay as well, like apex's ``use_nvlamb``.
     """
 
     def __init__(self, params: Iterable[Any], **settings: Any):
@@ -377,7 +380,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
 
 
 def gradients_of(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights, all of which must have one."""
+    """Return the weights' gradients; every weight must have one."""
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
@@ -459,7 +462,9 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Options for :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': moment decay rates", bounds=PROPORTION)
+    lamb_betas: Any = option(
+        "(0.9, 0.999)", "LAMB's betas, the decay rates of its two moments, as '(b1, b2)'", bounds=PROPORTION
+    )
     lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "weight decay, applied within the trust ratio", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(

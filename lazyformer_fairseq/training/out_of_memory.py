@@ -8,7 +8,8 @@ from torch import nn
 from lazyformer_fairseq.errors import UserError
 
 GIB = 2**30
-# The messages of torch on GPUs, torch on CPUs (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), cuBLAS and cuDNN.
+# Parts of the error messages from torch on GPUs, torch on CPUs (c10/core/impl/alloc_cpu.cpp, which has one message for
+# Linux and one for other systems), cuBLAS and cuDNN.
 SIGNS = (
     "out of memory",
     "DefaultCPUAllocator: can't allocate memory",

@@ -1,7 +1,7 @@
 """The record of a run: everything that determines its result (``run.json``), and its progress (``metrics.jsonl``).
 
-Every trainer writes both files into its checkpoint folder. All code that plans, resumes, compares or reports runs reads
-these files instead of parsing logs.
+Every trainer writes both files into its checkpoint folder. All code that plans, resumes, compares or reports on runs
+reads these files instead of parsing logs.
 
 ``run.json`` is a :class:`RunRecord`, written before the first update and again whenever the run is resumed. Each line
 of ``metrics.jsonl`` is a :class:`MetricsLine`, written once per logging interval, validation and epoch.
@@ -49,9 +49,9 @@ class RunRecord:
         schedule: the schedule's `name` and options, `lr` and `max_update`.
         batch: the settings of an update: `batch_size` (sequences) or `max_tokens`, `update_freq` and `clip_norm`.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        seed: the seed of weights, data order and dropout.
+        seed: the seed for the initial weights, data order and dropout.
         processes: the number of processes that contribute to each update.
-        machine: `device`, and its number of threads or its CUDA version.
+        machine: the `device`, and the number of threads or the CUDA version.
         versions: the versions of Python and of the packages that affect results.
         trainer: other settings that determine the result, under the trainer's own names.
     """
@@ -176,7 +176,7 @@ class MetricsLog:
     Args:
         folder: the run's checkpoint folder.
         updates: the number of updates completed so far. Lines for later updates, which will be repeated, are removed.
-        report_to: the names of experiment trackers to send every line and ``run.json`` to; the latter must exist.
+        report_to: the names of experiment trackers to send every line and ``run.json`` to; ``run.json`` must exist.
     """
 
     def __init__(self, folder: Path, updates: int = 0, report_to: Sequence[str] = ()):
@@ -196,7 +196,7 @@ class MetricsLog:
                 file.write(_as_text(line))
 
     def append(self, line: MetricsLine) -> None:
-        """Append a line. If it cannot be written, for example because the disk is full, log a warning and continue."""
+        """Append a line. If it cannot be written, such as when the disk is full, log a warning and continue."""
         text = _as_text(line)
         try:
             with open(self.path, "ab", buffering=0, opener=own_file) as file:
@@ -209,7 +209,7 @@ class MetricsLog:
 
 
 def finite_values(values: Mapping[str, Any]) -> dict[str, Optional[float]]:
-    """Convert numbers and one-element tensors to the `values` of a line, with None for non-finite numbers."""
+    """Convert numbers and one-element tensors to a line's `values`, replacing non-finite numbers with None."""
     numbers = {name: float(value) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 

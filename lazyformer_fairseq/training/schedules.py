@@ -21,7 +21,7 @@ class WarmupOptions:
 
     warmup_ratio: float = option(
         0.01,
-        "fraction of all updates used to warm the learning rate up from zero",
+        "fraction of all updates over which the learning rate warms up from zero",
         bounds=PROPORTION_OR_ALL,
     )
 
@@ -98,10 +98,10 @@ class WarmupSchedule(Schedule):
         return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
 
     def set_updates_per_epoch(self, updates: int) -> None:
-        """Set the number of updates per epoch, unless T is already known, for example from a checkpoint."""
+        """Set the number of updates per epoch, unless T is already known, as it is after loading a checkpoint."""
         if not self.knows_total:
             self.updates_from_epochs = updates * self.cfg.max_epoch
-            logger.info("%s: %d updates, including %d warm-up", self.NAME, self.total_updates, self.warmup_updates)
+            logger.info("%s: %d updates, including %d for warm-up", self.NAME, self.total_updates, self.warmup_updates)
             self.step_update(self.num_updates)
 
     @property
@@ -129,7 +129,7 @@ class WarmupSchedule(Schedule):
 class LinearWarmupSchedule(WarmupSchedule):
     """Warm-up, then linear decay.
 
-    In update n (from 1) of T, the learning rate is peak n / W during the W warm-up updates, and
+    In update n of T, counting from 1, the learning rate is peak n / W during the W warm-up updates, and
     peak (T - n + 1) / (T - W) afterwards.
     """
 
@@ -152,7 +152,7 @@ class PolynomialWarmupOptions(WarmupOptions):
 
     power: float = option(
         0.5,
-        "exponent p of the decay: the learning rate is peak (1 - fraction of updates completed)^p",
+        "exponent p of the decay: the learning rate is peak * (1 - fraction of updates completed)^p",
         bounds=AMOUNT,
     )
 
@@ -160,8 +160,8 @@ class PolynomialWarmupOptions(WarmupOptions):
 class PolynomialWarmupSchedule(WarmupSchedule):
     """Warm-up, then polynomial decay.
 
-    In update n (from 1) of T, the learning rate is peak (n / T) / r during the warm-up, which takes a fraction r of all
-    updates, and peak (1 - n / T)^power afterwards.
+    In update n of T, counting from 1, the learning rate is peak (n / T) / r during the warm-up, which takes a fraction
+    r of all updates, and peak (1 - n / T)^power afterwards.
 
     The decay is computed from update 0, so the learning rate drops at the end of the warm-up. With r = 0.2843 and power
     0.5, as in the first phase of NVIDIA's BERT, it drops to 0.846 of its peak. The last update's learning rate is 0.
@@ -192,25 +192,25 @@ DECAYS = {"1-sqrt": lambda progress: 1 - math.sqrt(progress), "linear": lambda p
 class WSDOptions(WarmupOptions):
     """Options for :class:`WSDSchedule`."""
 
-    warmup_updates: int = option(0, "number of warm-up updates, instead of --warmup-ratio", bounds=COUNT_OR_NONE)
+    warmup_updates: int = option(0, "number of warm-up updates; 0: use --warmup-ratio", bounds=COUNT_OR_NONE)
     decay: str = option("1-sqrt", "shape of the decay to zero: 1-sqrt or linear", choices=tuple(DECAYS))
     decay_share: float = option(
         0.1,
-        "fraction of all updates, at the end, over which the learning rate decays; 0: no decay",
+        "fraction of all updates, at the end of the run, over which the learning rate decays; 0: no decay",
         bounds=PROPORTION_OR_ALL,
     )
     decay_from: Optional[str] = option(
         None,
-        "checkpoint from the constant phase of another run to start from, unless --save-dir contains a checkpoint",
+        "checkpoint to start from, saved in another run's constant phase; ignored if --save-dir contains a checkpoint",
     )
 
 
 class WSDSchedule(WarmupSchedule):
     """Warm-up, a constant learning rate, then decay (MiniCPM, Hu et al., 2024, arXiv 2404.06395, section 4).
 
-    Of T updates, the first W are warm-up and the last D are decay. In update n (from 1), the learning rate is
-    peak n / W during the warm-up, then the peak, and during the decay the peak times 1 - x or 1 - sqrt(x), with
-    x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
+    Of T updates, the first W are warm-up and the last D are decay. In update n, counting from 1, the learning rate is
+    peak n / W during the warm-up and then stays at the peak. During the decay, it is the peak times 1 - x
+    or 1 - sqrt(x), where x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
 
     Nothing depends on T until the decay begins. A run can therefore start from any checkpoint of another run and decay
     earlier or later, with exactly the same result as if it had performed all updates itself. W is read from the
@@ -224,7 +224,10 @@ class WSDSchedule(WarmupSchedule):
         if not cfg.max_update:
             raise UserError("--lr-scheduler wsd requires --max-update to determine when the decay begins")
         if cfg.max_epoch:
-            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd only supports --max-update; omit it")
+            raise UserError(
+                f"--max-epoch {cfg.max_epoch}: not supported by --lr-scheduler wsd; omit --max-epoch and set only "
+                "--max-update"
+            )
         super().__init__(cfg, optimizer)
         if not 0 <= cfg.decay_share <= 1:
             raise UserError(f"--decay-share {cfg.decay_share}: must be in [0, 1]")
@@ -305,15 +308,15 @@ class WSDSchedule(WarmupSchedule):
                 decay_owner = "its own run"
                 remedy = ""
             raise UserError(
-                f"{checkpoint} was saved after {made} updates, but the decay of {decay_owner} begins after "
-                f"{first_decay_start}; use an earlier checkpoint{remedy}"
+                f"{checkpoint} was saved after {made} updates, but the decay set by {decay_owner} begins "
+                f"after {first_decay_start}; use an earlier checkpoint{remedy}"
             )
 
         self.warmup = state_dict["warmup"]
         self._refuse_overlap(f"{checkpoint}'s ")
         if state_dict["peak"] != self.peak:
             logger.warning(
-                "--lr %g: the %d updates of %s used a peak of %g",
+                "--lr %g: the %d updates of %s used a peak learning rate of %g",
                 self.peak,
                 made,
                 checkpoint,
@@ -327,7 +330,7 @@ class CosineOptions:
 
     warmup_updates: int = option(0, "number of linear warm-up updates", bounds=COUNT_OR_NONE)
     warmup_init_lr: float = option(0.0, "learning rate at the start of the warm-up", bounds=Bounds(-1))
-    min_lr: float = option(0.0, "learning rate at the end", bounds=AMOUNT)
+    min_lr: float = option(0.0, "learning rate at the end of the decay", bounds=AMOUNT)
 
 
 class CosineSchedule(Schedule):

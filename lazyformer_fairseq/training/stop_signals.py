@@ -15,7 +15,7 @@ from typing import Any, Optional
 EXIT_CODE = 75  # EX_TEMPFAIL in sysexits.h: try again later
 INTERRUPTED = 128 + signal.SIGINT  # 130, the shell's exit code for a process ended by Ctrl-C
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-MANY = 2.0**20  # a Ctrl-C's contribution to the sum over processes: more than any number of processes
+MANY = 2.0**20  # a Ctrl-C's contribution to the sum over processes; it exceeds any possible number of processes
 
 
 class StopRequest:

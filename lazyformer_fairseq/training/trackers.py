@@ -134,7 +134,7 @@ class Trackers:
 
     @staticmethod
     def _name(folder: Path, updates: int) -> str:
-        """Return the run's unique name, which is stored in the folder to let a resumed run continue in its trackers."""
+        """Return the run's unique name, which is stored in its folder so that trackers recognize a resumed run."""
         path = folder / NAME
         if updates and path.exists():
             return read_text(path, "remove it to give the run a new name")

@@ -1,8 +1,8 @@
-"""Protection against NaN, Inf and loss spikes: bad updates are skipped, and after several the run rolls back or stops.
+"""Protection against NaN, Inf and loss spikes: bad updates are skipped, and too many cause a rollback or a stop.
 
 An update is checked after its gradient has been summed over all processes and before the optimizer steps, so a bad
-update leaves weights and optimizer untouched. It still counts as an update: schedule, data and checkpoints continue as
-usual. After many bad updates in a row the run rolls back to a checkpoint or stops.
+update leaves the weights and the optimizer untouched. It still counts as an update: the schedule, the data and the
+checkpoints continue as usual. After many bad updates in a row, the run rolls back to a checkpoint or stops.
 """
 
 import json
@@ -78,7 +78,7 @@ class UpdateGuard:
     Attributes:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: the number of updates skipped since the last good update or rollback.
-        first_bad: the number of updates before the first of these.
+        first_bad: the number of updates before the first of those counted in `skipped_in_a_row`.
         losses: the losses of the last good updates, in nats or the criterion's own unit.
         bad: the last bad updates, for the report.
     """
@@ -112,7 +112,7 @@ class UpdateGuard:
             raise BadUpdateError("the loss is NaN or Inf")
         knows_median = self.spike and len(self.losses) >= ENOUGH
         if knows_median and loss > self.spike * median(self.losses) > 0:
-            raise BadUpdateError(f"the loss is more than {self.spike:g} times (--loss-spike) the recent median")
+            raise BadUpdateError(f"the loss is more than {self.spike:g} times the recent median (--loss-spike)")
 
     def accept(self, loss: Optional[float]) -> None:
         """Record a good update and its loss, if any."""

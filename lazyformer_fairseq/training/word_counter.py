@@ -1,4 +1,4 @@
-"""A count of the words seen during training, for checkpoints at fixed word counts and word budgets such as BabyLM's."""
+"""A count of the words seen in training, for checkpoints at set word counts and for word budgets such as BabyLM's."""
 
 import re
 from collections.abc import Sequence

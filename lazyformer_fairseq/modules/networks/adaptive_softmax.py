@@ -1,7 +1,8 @@
 """Adaptive embeddings and adaptive softmax, which split the vocabulary into frequency bands.
 
-The softmax computes logits over the first band for every token, and over another band only for the tokens whose targets
-lie in it (Grave et al., 2017). Bands of rarer words have narrower vectors (Baevski and Auli, 2019).
+The softmax computes logits over the first band for every token, and logits over any other band only for the tokens
+whose targets lie in that band (Grave et al., 2017). Bands of rarer words have narrower vectors (Baevski and Auli,
+2019).
 """
 
 import itertools
@@ -96,8 +97,8 @@ class AdaptiveEmbedding(nn.Module):
         sizes = band_sizes(vocab_size, cutoffs)
         if div_val < 1 or embed_dim % div_val ** (len(sizes) - 1):
             raise UserError(
-                f"--adaptive-softmax-factor {div_val}: the embedding dimension {embed_dim} must be divisible by it "
-                f"once per cutoff; the number of cutoffs is {len(sizes) - 1}"
+                f"--adaptive-softmax-factor {div_val}: the embedding dimension {embed_dim} must be divisible by this "
+                f"factor once per cutoff; the number of cutoffs is {len(sizes) - 1}"
             )
         self.embed_dim = embed_dim
         starts = [0, *cutoffs]
@@ -118,8 +119,8 @@ class AdaptiveEmbedding(nn.Module):
             is_here = ranks >= 0
             if number + 1 < len(self.bands):
                 is_here = is_here & (ranks < band.size)
-            # Every band looks up all ids and reads those of other bands as its first word. Selecting ids would force a
-            # GPU synchronization.
+            # Every band looks up all ids, and treats ids that belong to other bands as its first word. Selecting only
+            # its own ids would force a GPU synchronization.
             vectors = band.embed(ranks.where(is_here, 0))
             by_band.append(vectors.masked_fill(~is_here.unsqueeze(-1), 0))
         embedded = sum(by_band[1:], by_band[0])
@@ -129,12 +130,13 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """An adaptive softmax that shares the embedding's tables or has its own.
 
-    The head predicts either a word of the first band or one of the other bands. The log-probability of a word in
-    another band is log P(band | head) + log P(word | band). In addition to the tables there are V + (bands - 1) (C + 1)
-    parameters: a bias per word, and a vector and a bias for every band except the first.
+    The head, a softmax over the words of the first band and the other bands, predicts either a word of the first band
+    or one of the other bands. The log-probability of a word in another band is log P(band | head) + log P(word | band).
+    In addition to the tables there are V + (bands - 1) (C + 1) parameters: a bias per word, and a vector and a bias for
+    every band except the first.
 
     Args:
-        embedding: the embedding with the same bands. It owns the tables, so it is passed to every call again.
+        embedding: the embedding with the same bands. It owns the tables, so it is also an argument of every method.
         own: separate tables of the same sizes; None to share the embedding's tables.
     """
 
@@ -178,7 +180,7 @@ class AdaptiveSoftmax(nn.Module):
         return nll
 
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return log-probabilities (..., V) of all words in float32 or higher precision, from features (..., C)."""
+        """Return all words' log-probabilities (..., V) in float32 or higher precision, given features (..., C)."""
         first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
@@ -212,7 +214,8 @@ def _at_least_float32(scores: Tensor) -> Tensor:
 def _rows(is_here: Tensor, band: Band, vocab_size: int) -> Tensor:
     """Return the indices of the targets that lie in a band.
 
-    On fake or meta tensors, which are used to count costs and have no values, Zipf's law determines their number.
+    On fake or meta tensors, which are used to count costs and have no values, the number of targets is estimated from
+    Zipf's law.
     """
     if has_numbers(is_here):
         return is_here.nonzero().squeeze(-1)

@@ -27,7 +27,7 @@ def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
 
 
 def auxiliary_loss(network: Stack) -> Union[Tensor, float]:
-    """Return the auxiliary loss per token, in nats, of learned spans and of the last forward pass's experts."""
+    """Return the auxiliary loss per token in nats, from learned spans and from the experts in the last forward pass."""
     loss = sum(span.penalty() for span in network.options.common.get(SPANS, ()))
     outputs = pop_expert_outputs(network)
     if outputs is not None:

@@ -30,7 +30,7 @@ class CarriedMemory:
         self.next_segment = 0
 
     def before(self, segment: int) -> StreamMemory:
-        """Return the memory for `segment`, which is empty at the start of an epoch and after skipped segments."""
+        """Return the memory to use for `segment`; it is empty at the start of an epoch and after skipped segments."""
         if segment != self.next_segment and segment and self.memory.length:
             logger.warning(
                 f"the data continues at segment {segment}, but the memory ends before segment {self.next_segment}: "
@@ -52,11 +52,11 @@ class CarriedMemory:
         """Gather the memory of all workers for a checkpoint. All workers must call this method.
 
         Args:
-            shape: values to save with the memory, which :meth:`restore` compares.
+            shape: values to save with the memory, which :meth:`restore` compares with the values of the resumed run.
 
         Returns:
-            On the first worker, a dictionary with these values, the next segment, and tensors (total rows, M, C). None
-            on all other workers, or if the workers' memories differ in length.
+            On the first worker, a dictionary with these values, the next segment, and the memory as tensors (total
+            rows, M, C). None on all other workers, or if the workers' memories differ in length.
         """
         states = [state.detach() for state in self.memory.states]
         if distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -71,7 +71,7 @@ class CarriedMemory:
         return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
     def restore(self, saved: dict[str, Any], shape: RunSettings, rows: slice) -> None:
-        """Restore this worker's rows of a saved memory; if it does not match the run, warn and start empty.
+        """Restore this worker's rows of a saved memory, or warn and clear the memory if the saved one does not match.
 
         Args:
             saved: the result of :meth:`gather`.

@@ -38,19 +38,19 @@ class CausalDecoder(Stack):
         num_heads: N, which must divide C.
         mem_len: the number of tokens that a StreamMemory keeps from one segment to the next.
         clamp_len: the maximum distance, to which longer distances are clamped; 0 or -1 for no limit.
-        same_length: whether all queries see the same number of tokens, themselves and the `mem_len` tokens before them,
-            as in Transformer-XL's code. If False, a query sees the whole memory and its segment up to and including
-            itself.
+        same_length: whether every query sees the same number of tokens, namely itself and the `mem_len` tokens before
+            it, as in Transformer-XL's code. If False, a query sees the whole memory and the tokens of its segment up to
+            and including itself.
         cutoffs: the first id of every embedding band except the first; empty for a single band.
         div_val: the factor by which the embedding width shrinks from band to band.
         activation: the activation function of the feed-forward sublayers.
-        scaled_init: whether :func:`init_transformer_xl_weights` initializes the last map of each sublayer with smaller
-            weights.
+        scaled_init: whether :func:`init_transformer_xl_weights` initializes the last linear map of each sublayer with
+            smaller weights.
         options: further arguments of :class:`Stack`.
 
     Attributes:
-        positions: the position table (length, C) of ``s[positions=absolute]``. Like the embeddings, to which they are
-            added, its vectors are multiplied by sqrt(C). None if no sublayer uses it.
+        positions: the position table (length, C) of ``s[positions=absolute]``. Its vectors are multiplied by sqrt(C),
+            like the embeddings to which they are added. None if no sublayer uses the table.
         mem_len: see above. `mem_len`, `clamp_len` and `same_length` may be changed between forward passes, because the
             weights do not depend on them.
 
@@ -255,10 +255,10 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
 
     | parameters | initial values |
     |---|---|
-    | weights of linear maps, embeddings, the softmax's band vectors, u and v | N(0, std) |
+    | weights of linear maps, embeddings, the softmax's band vectors, `content_bias` and `position_bias` | N(0, std) |
     | projections of bands | N(0, 0.01) |
     | biases of linear maps, words and bands; word vectors of an untied softmax | 0 |
-    | last maps of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
+    | last linear maps of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
     | LayerNorm | weight 1, bias 0 (torch's default; Transformer-XL draws the weight from N(1, std)) |
     | projections for global tokens | copies of the regular projections |
 

@@ -16,12 +16,12 @@ _SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible", "scaled_init
 
 
 def bands_of(options: CausalLMOptions) -> dict[str, Any]:
-    """Return the :class:`AdaptiveEmbedding` arguments that define the bands, from a model's options."""
+    """Return the :class:`AdaptiveEmbedding` arguments for the bands that a model's options define."""
     return {"cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff), "div_val": options.adaptive_softmax_factor}
 
 
 def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
-    """Build the softmax for a model's options, with the embedding's tables or its own."""
+    """Build the softmax that a model's options describe; it shares the embedding's tables or has its own."""
     own = None
     if options.untied_softmax:
         own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options))
@@ -91,7 +91,7 @@ class CausalLM(nn.Module):
             memory: the streams' memory of previous segments, to which this segment is added. None to process the
                 segment on its own.
             target: the ids (B, T) of the next tokens.
-            features_only: whether to return the decoder's output instead.
+            features_only: whether to return only the decoder's output.
             return_all_hiddens: whether to also return the output of every sublayer.
 
         Returns:

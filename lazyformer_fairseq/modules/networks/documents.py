@@ -2,8 +2,8 @@
 
 Packing is used for blocks with several documents that should not see each other (Krell et al., 2021, 2107.02027), and
 to avoid computing padding in batches of texts. Tokenwise sublayers and projections process all tokens in one row (1, S,
-C). Sublayers that mix tokens process groups of documents of similar length, each padded to the longest document of its
-group. No back end therefore computes attention between different documents.
+C). Sublayers that mix tokens process the documents in groups of similar length, where each document is padded to the
+length of the longest one in its group. No back end therefore computes attention between different documents.
 """
 
 import math
@@ -21,11 +21,11 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 # Number of multiply-adds per thread above which a document gets a separate group on a CPU: an additional call then
 # costs less than copying and padding the documents of a larger group.
 MIN_MULTIPLY_ADDS_FOR_OWN_GROUP = 2**22
-# Otherwise the shortest document of a group has at least this fraction of the longest document's tokens, or at most
-# this many tokens fewer.
+# Otherwise, a document joins a group if it has at least this fraction of the longest document's tokens, or if it is
+# shorter by at most this many tokens.
 MIN_LENGTH_RATIO = 0.8
 MAX_LENGTH_DIFFERENCE = 24
-GPU_MULTIPLE = 8  # group lengths on GPUs are multiples of this, for tensor cores and kernels
+GPU_MULTIPLE = 8  # padded lengths on GPUs are multiples of this, to suit tensor cores and kernels
 
 
 class Group(NamedTuple):
@@ -38,8 +38,8 @@ class Group(NamedTuple):
         width: W, the padded length of each document.
         start: the row index of the first token, if the group is a single document, which needs no padding; None for
             larger groups.
-        from_P: the row index of the token at each of the P = D * W positions; padding has the index of some token of
-            its document. None for a single document.
+        from_P: the row index of the token at each of the P = D * W positions; at padding, it is the index of some token
+            of the same document. None for a single document.
         text: the indices of the positions that are not padding.
         to: the row indices of the tokens at these positions.
         is_padding_DW: True at padding; None if there is no padding.
@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
-        """Group documents, longest first, from their start indices in the row and their lengths."""
+        """Build a group from its documents' lengths and start indices in the row, given with the longest first."""
         if len(starts) == 1:
             return cls(documents=1, width=int(lengths[0]), start=int(starts[0]))
         width = int(lengths[0])
@@ -102,7 +102,7 @@ class Group(NamedTuple):
 
 
 class Documents:
-    """The grouping of the documents in a row of S tokens, with conversions between the row and the groups.
+    """The groups of the documents in a row of S tokens, and conversions between the row and the groups.
 
     Args:
         lengths: the number of tokens in each document, all positive.
@@ -112,7 +112,7 @@ class Documents:
     Attributes:
         lengths: the number of tokens in each document.
         groups: the groups, ordered by decreasing document length.
-        scores: one Scores object per group, which determines the group's attention distributions; set by the network.
+        scores: one Scores object per group, set by the network; it determines the group's attention distributions.
     """
 
     scores: Sequence[Scores] = ()
@@ -268,7 +268,7 @@ class PackedTokens(NamedTuple):
         return x.flatten(0, 1).index_select(0, self.places_S)[None]
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Convert indices into the flattened batch, none of which may be padding, to indices into the row."""
+        """Convert indices into the flattened batch, none of which may be at padding, to indices into the row."""
         return torch.searchsorted(self.places_S, places_M)
 
     def spread(self, x: Tensor) -> Tensor:
@@ -288,4 +288,4 @@ def check_takes_documents(model: nn.Module, option: str) -> None:
     if not getattr(model, "takes_documents", False):
         raise UserError(f"{option} works only with this package's encoders; use one of them, or omit the option")
     if model.compiles:
-        raise UserError(f"--compile cannot be used with {option}, because batch shapes vary; omit one of them")
+        raise UserError(f"--compile cannot be used with {option}, because batch shapes vary; omit one of these options")

@@ -65,7 +65,7 @@ class RelativePositionBias(nn.Module):
         if num_buckets % 4 or not 0 < num_buckets // 4 < max_distance:
             raise UserError(
                 f"relative position bias: cannot use {num_buckets} buckets for distances up to {max_distance}; the "
-                "number of buckets must be a positive multiple of 4, and the distance must exceed a quarter of it"
+                "number of buckets must be a positive multiple of 4, and the distance must exceed a quarter of that"
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance
@@ -82,7 +82,7 @@ class RelativePositionBias(nn.Module):
 
         Args:
             places_BT: the position of each token.
-            most: an exclusive upper bound of the positions.
+            most: an exclusive upper bound on the positions.
         """
         distance = torch.arange(1 - most, most, device=self.table.device)
         by_distance_ND = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)].t()
@@ -106,8 +106,9 @@ class TokenInfo:
             model's `max_positions`.
         turns_B3T: the turns at which each permuted token sees and is seen (see :mod:`.permuted`), int64; padding is
             never seen.
-        selected_M: the indices of the tokens to return features for, int64, into the flattened batch, without padding;
-            None for all tokens. Computations that no other token depends on are then limited to these tokens.
+        selected_M: the tokens to return features for, as int64 indices into the flattened batch, none of which are at
+            padding; None for all tokens. Computations whose results no other token uses are then limited to these
+            tokens.
     """
 
     global_positions_BT: Optional[Tensor] = None
@@ -167,7 +168,7 @@ class PaddingPermutation(NamedTuple):
         return _taken(x, self.to_BT, 1)
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Map old token indices into the flattened batch to new ones."""
+        """Map the tokens' old indices in the flattened batch to new ones."""
         starts_M = places_M - places_M % self.to_BT.size(1)
         return starts_M + self.to_BT.flatten()[places_M]
 
@@ -208,10 +209,11 @@ class Encoder(Stack):
         num_heads: N, which must divide C.
         max_positions: the maximum sequence length in tokens.
         padding_idx: the id of the padding symbol.
-        relative_position_buckets: the number of buckets of the relative bias; 0 for no bias.
+        relative_position_buckets: the number of buckets of the relative position bias; 0 for no bias.
         relative_position_max_distance: the distance beyond which all distances share a bucket.
         token_types: the number of token types (segment embeddings in BERT, section 3.2); 0 for none.
-        no_token_positional_embeddings: whether to omit learned positions; `max_positions` remains the maximum length.
+        no_token_positional_embeddings: whether to omit the learned position embeddings; `max_positions` remains the
+            maximum length.
         embedding_norm: whether to normalize the embeddings instead of the first sublayer's input; pre-norm only.
         options: further arguments of :class:`Stack`; `dropout` also applies to the embeddings.
 
@@ -306,8 +308,8 @@ class Encoder(Stack):
         """Encode a batch of sequences.
 
         Args:
-            tokens_BT: ids, or vectors (B, T, C) of any length if the encoder has no embeddings. Padding may be
-                anywhere; it does not count as a position.
+            tokens_BT: ids or, if the encoder has no embeddings, vectors (B, T, C) for any T. Padding may be anywhere,
+                and does not count as a position.
             padding_mask_BT: True at padding; None if there is no padding, which is cheaper.
             return_all: whether to also return the embeddings and the output of each sublayer.
             is_padded_on_right: whether all padding comes after the text. If False, padding is moved to the right and
@@ -381,8 +383,8 @@ class Encoder(Stack):
     ) -> tuple[Tensor, list[Tensor]]:
         """Encode permuted tokens.
 
-        The scores of all sublayers receive the relative bias of each pair of tokens, or -inf if the query token does
-        not see the key token, in the same way as learned scores.
+        In all sublayers, a term is added to each score in the same way as learned scores: the relative bias of the two
+        tokens, or -inf if the query token does not see the key token.
         """
         check_takes_permuted(self, "turns")
         turns_B3T = info.turns_B3T
@@ -481,8 +483,8 @@ class Encoder(Stack):
             return
         if not asking:
             raise UserError(
-                "global_positions was passed, but no sublayer of the pattern has global=given; omit it, or use a "
-                "pattern with global=given"
+                "global_positions was passed, but no sublayer of the pattern has global=given; omit "
+                "global_positions, or use a pattern with global=given"
             )
         if given_BT.dtype != torch.bool or given_BT.shape != tokens_BT.shape[:2]:
             raise UserError(
@@ -590,8 +592,8 @@ def apply_optional_init(encoder: Encoder, local_heads: bool, zero_last_maps: boo
             1901.09321). ReZero (Bachlechner et al., 2020, arXiv 2003.04887) uses zero-initialized gates instead.
 
     Raises:
-        UserError: If the encoder has no relative bias or too few buckets for a separate bucket at each of these
-            distances, or if a sublayer's class does not define its last map.
+        UserError: If the encoder has no relative bias, if it has too few buckets for each of these distances to have a
+            separate one, or if a sublayer's class does not define its last map.
     """
     if local_heads:
         bias = encoder.relative_position_bias

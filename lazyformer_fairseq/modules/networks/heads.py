@@ -21,7 +21,7 @@ class MaskedLMHead(nn.Module):
         activation: the activation function. RoBERTa uses GELU; BERT uses the same one as in its feed-forward sublayers.
         norm: the options of the norm.
         linear_bias: whether the dense layer has a bias.
-        is_plain: whether to use only the output projection (NeoBERT).
+        is_plain: whether to use only the output projection, as in NeoBERT.
         is_untied: whether the output projection has a separate weight, initialized from N(0, 0.02).
     """
 
@@ -54,7 +54,7 @@ class MaskedLMHead(nn.Module):
         Args:
             features: the encoder's features (B, T, C).
             masked_tokens: the positions to compute logits for, either as int64 indices (M,) into the flattened batch or
-                as a boolean mask (B, T), which synchronizes with the GPU. None for all positions.
+                as a boolean mask (B, T). Only a mask requires synchronizing with the GPU. None for all positions.
 
         Returns:
             Logits (B, T, V), or (M, V) for M positions.
@@ -97,8 +97,8 @@ class ClassificationHead(nn.Module):
 class LinearHead(nn.Module):
     """A classification head with a single linear map on the first token.
 
-    The first code release by LazyFormer's authors uses this head (github.com/guolinke/TUPE, 4442138). It takes the same
-    arguments as :class:`ClassificationHead`.
+    The first code release by LazyFormer's authors uses this head (github.com/guolinke/TUPE, commit 4442138). It takes
+    the same arguments as :class:`ClassificationHead`.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -149,7 +149,7 @@ class SpanHead(TokenHead):
 class Pooler(nn.Module):
     """BERT's pooler: a dense layer followed by tanh, applied to the first token.
 
-    It can be pre-trained, and initializes the dense layer of a :class:`ClassificationHead`.
+    It can be pre-trained, and can then initialize the dense layer of a :class:`ClassificationHead`.
 
     Args:
         embed_dim: C.

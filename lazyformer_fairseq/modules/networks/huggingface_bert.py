@@ -32,7 +32,7 @@ class HuggingFaceBertOptions:
         "dropout on attention distributions; BERT uses 0.1, but torch's CPU attention is fused only without dropout",
         bounds=PROPORTION,
     )
-    max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
+    max_positions: int = option(512, "maximum number of tokens in a sequence, including <s> and </s>", bounds=LENGTH)
 
 
 class HuggingFaceBert(nn.Module):
@@ -111,7 +111,7 @@ class HuggingFaceBert(nn.Module):
             has_padding: whether any sequence is padded. None to detect it, which synchronizes with the GPU.
 
         Returns:
-            Logits (B, T, V) or (M, V), or features (B, T, C), and an empty dictionary.
+            A pair: the logits (B, T, V) or (M, V), or the features (B, T, C); and an empty dictionary.
         """
         seen_BT = src_tokens.ne(self.padding_idx)
         if has_padding is None:

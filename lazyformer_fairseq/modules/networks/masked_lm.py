@@ -159,7 +159,7 @@ class MaskedLM(nn.Module):
             if type(previous) is heads.HEADS[head_type] and heads.num_logits(previous) == num_classes:
                 return
             logger.warning(
-                "classification head %s: replaced by a newly initialized head with %d outputs (%s); it had %d outputs",
+                "classification head %s: replaced by a newly initialized head with %d outputs (%s); the old one had %d",
                 name,
                 num_classes,
                 head_type,

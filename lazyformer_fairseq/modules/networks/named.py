@@ -23,7 +23,7 @@ def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> U
 
 
 def network(options: Options, vocab_size: int, padding_idx: int = 1) -> Union[MaskedLM, CausalLM]:
-    """Build a model with newly initialized weights from its options or from a fairseq config with the same fields."""
+    """Build a model with new weights, given its options or a fairseq config with the same fields."""
     if hasattr(options, "encoder_embed_dim"):
         return MaskedLM(cast(MaskedLMOptions, options), vocab_size, padding_idx)
     return CausalLM(cast(CausalLMOptions, options), vocab_size, padding_idx)

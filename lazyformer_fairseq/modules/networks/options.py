@@ -1,7 +1,7 @@
 """Model options, each defined once with its name, default, help text and choices.
 
-fairseq's dataclasses are generated from these. The defaults are taken from the architecture ``lazyformer_m2x6_s`` or,
-for causal language models, from ``transformer_xl_base``.
+fairseq's dataclasses are generated from these definitions. The defaults are taken from the architecture
+``lazyformer_m2x6_s`` or, for causal language models, from ``transformer_xl_base``.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ BACKENDS_HELP = (
 )
 CHECKPOINTS_HELP = "during training, keep only the inputs of layers and lazy blocks, and recompute other activations"
 REVERSIBLE_HELP = (
-    "with pre-norm, let sublayers alternately update two streams; training then recomputes all activations from the "
-    "final streams"
+    "let sublayers alternately update two streams, so that training can recompute all activations from the final "
+    "streams; requires pre-norm"
 )
 PRIMERS = "activation of the feed-forward sublayers; Primer uses relu_squared"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
@@ -64,20 +64,24 @@ class MaskedLMOptions:
     layer_norm_eps: float = option(EPS, "epsilon added to the variance in each norm; BERT uses 1e-12", bounds=AMOUNT)
     norm: str = option(
         LAYER,
-        "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
+        "type of all norms: layer (LayerNorm) or rms (RMSNorm, which has no bias and does not subtract the mean)",
         choices=tuple(NORMS),
     )
     no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
-    no_linear_bias: bool = option(False, "omit the biases of sublayers and of the masked-LM head's dense layer")
-    embedding_norm: bool = option(
-        False, "with pre-norm, normalize the embeddings instead of the first sublayer's input"
+    no_linear_bias: bool = option(
+        False, "omit the biases of the sublayers' linear maps and of the masked-LM head's dense layer"
     )
-    plain_lm_head: bool = option(False, "use only the output projection as the masked-LM head")
+    embedding_norm: bool = option(
+        False, "normalize the embeddings instead of the first sublayer's input; requires pre-norm"
+    )
+    plain_lm_head: bool = option(False, "reduce the masked-LM head to its output projection")
     untied_lm_head: bool = option(
         False,
         "do not share the masked-LM head's output projection with the word embedding",
     )
-    local_heads: bool = option(False, "initialize T5's bias so that four heads favor one neighboring position each")
+    local_heads: bool = option(
+        False, "initialize T5's relative position bias so that each of four heads favors one neighboring position"
+    )
     zero_last_maps: bool = option(False, "initialize the last linear map of each sublayer to zero (arXiv 1901.09321)")
     frequency_bias: bool = option(False, "initialize the bias of the masked-LM head to the log frequencies of tokens")
     neighbour_embeddings: bool = option(False, "initialize word embeddings from counts of neighboring tokens")
@@ -89,11 +93,13 @@ class MaskedLMOptions:
     )
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation", bounds=PROPORTION)
     pooler_dropout: float = option(0.0, "dropout in the classification head", bounds=PROPORTION)
-    max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
-    no_token_positional_embeddings: bool = option(False, "omit learned positions, for example with s[rope=10000]")
+    max_positions: int = option(512, "maximum number of tokens in a sequence, including <s> and </s>", bounds=LENGTH)
+    no_token_positional_embeddings: bool = option(
+        False, "omit the learned position embeddings, such as when the pattern uses s[rope=10000]"
+    )
     copy_positions: bool = option(
         False,
-        "if a checkpoint has fewer positions than --max-positions, repeat them to fill the table",
+        "if a checkpoint has fewer positions than --max-positions, repeat its position embeddings to fill the table",
     )
     token_types: int = option(
         0,
@@ -112,7 +118,7 @@ class MaskedLMOptions:
     )
     experts_loss: float = option(
         0.01,
-        "weight of the load-balancing loss of experts, such as f[experts=8]",
+        "weight of the load-balancing loss of sublayers with experts, such as f[experts=8]",
         bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
@@ -144,11 +150,11 @@ class CausalLMOptions:
     activation_fn: str = option("relu", PRIMERS, choices=tuple(ACTIVATIONS))
     norm: str = option(
         LAYER,
-        "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
+        "type of all norms: layer (LayerNorm) or rms (RMSNorm, which has no bias and does not subtract the mean)",
         choices=tuple(NORMS),
     )
     no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
-    no_linear_bias: bool = option(False, "omit the biases of sublayers; attention never has any")
+    no_linear_bias: bool = option(False, "omit the biases of the sublayers' linear maps; attention never has any")
     dropout: float = option(
         _DECODER.dropout,
         "dropout on embeddings, distance encodings, sublayer outputs and features",
@@ -195,12 +201,12 @@ class CausalLMOptions:
     init_std: float = option(0.02, "standard deviation of the initial weights", bounds=AMOUNT)
     scaled_init: bool = option(
         False,
-        "divide the initial weights of each sublayer's last map by the square root of the number of sublayers, as in "
-        "GPT-2",
+        "divide the initial weights of each sublayer's last linear map by the square root of the number of sublayers, "
+        "as in GPT-2",
     )
     experts_loss: float = option(
         0.01,
-        "weight of the load-balancing loss of experts, such as f[experts=8]",
+        "weight of the load-balancing loss of sublayers with experts, such as f[experts=8]",
         bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
@@ -245,7 +251,7 @@ def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
 
 
 def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
-    """Build model options from a mapping of names to values, such as from a checkpoint or a file.
+    """Build model options from a mapping of names to values, such as one read from a checkpoint or a file.
 
     All options are checked here. Exporting, loading, building and the command line therefore reject the same values
     with the same messages.

@@ -1,8 +1,8 @@
 """Permuted language modeling: tokens in any order, with explicit positions and visibility rules.
 
 MPNet (Song et al., 2020, 2004.09297, section 2) and XLNet predict tokens one by one in a random order of positions.
-Their two attention streams are two parts of one sequence here, so they share all weights. Content tokens are visible to
-other tokens; query tokens make predictions and are visible to no other token.
+Here, their two attention streams are two parts of one sequence, so the streams share all weights. Content tokens are
+visible to other tokens; query tokens make predictions and are visible to no other token.
 
 Each token has three integers, called its turns. It is computed at turn `at`, and it is visible from turn `from` up to,
 but not including, turn `until`. Token i sees token j if from_j <= at_i < until_j. Padding is never visible.
@@ -19,7 +19,7 @@ from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def visibility_mask(turns_B3T: Tensor) -> Tensor:
-    """Compute a visibility mask (B, T, T), True where the row's token sees the column's, from (at, from, until)."""
+    """Convert turns (at, from, until) to a mask (B, T, T) that is True where the row's token sees the column's."""
     at, first, end = turns_B3T.unbind(1)
     has_begun = first[:, None, :] <= at[..., None]
     is_before_end = at[..., None] < end[:, None, :]
@@ -40,7 +40,7 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
         if not getattr(sublayer, "inner", sublayer).takes_permuted:
             raise UserError(
                 f"{option}: tokens are permuted, but {planned.text} depends on their order in the sequence; use only "
-                "s, l, k and f, and only the settings rope, qk_norm, persistent and entmax of s"
+                "s, l, k and f, with no settings of s other than rope, qk_norm, persistent and entmax"
             )
 
 

@@ -28,7 +28,8 @@ class Unit(NamedTuple):
 
     Attributes:
         sublayers: the modules, from bottom to top.
-        past: the memory (B, M, C) of each sublayer, or None for sublayers without memory; None if there is no memory.
+        past: a sequence with each sublayer's memory (B, M, C), or None for a sublayer that has none; None if no memory
+            is used.
     """
 
     sublayers: Sequence[nn.Module]
@@ -74,10 +75,10 @@ def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
 
 
 def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[list[int]]:
-    """Split a plan into segments, most of which are layers; return each segment's sublayer indices.
+    """Split a plan into segments, most of which are Transformer layers; return each segment's sublayer indices.
 
-    A segment is a run. If the run ends with a sublayer that mixes tokens and the next run is a single sublayer that
-    does not, that sublayer joins the segment.
+    A segment consists of one run. If that run ends with a sublayer that mixes tokens, and the next run is a single
+    sublayer that does not mix tokens, the segment also includes the single sublayer.
     """
     mixes = [each.kind.reads is not None or each.kind.module(direction).attends for each in sublayers]
     found: list[list[int]] = []
@@ -97,9 +98,13 @@ def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, norma
         raise UserError(f"--reversible: a post-norm cannot be inverted; also set --{part}-normalize-before")
     for planned in sublayers:
         if not planned.kind.module(direction).is_residual:
-            raise UserError(f"--reversible: {planned.text} has no residual connection; remove it from the pattern")
+            raise UserError(
+                f"--reversible: {planned.text} has no residual connection; remove this sublayer from the pattern"
+            )
         if planned.values.get("experts"):
-            raise UserError(f"--reversible: {planned.text} would not learn to balance its experts; omit one of the two")
+            raise UserError(
+                f"--reversible: {planned.text} would not learn to balance its experts; omit this option or the experts"
+            )
 
 
 def run_checkpointed(
@@ -121,8 +126,8 @@ def run_checkpointed(
         run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers` or a compiled version of it.
         return_all: whether to also return the input and the outputs of all sublayers.
         checkpoint: a function that calls another function under checkpointing: (function, *arguments) -> its result.
-        keeps_cache: whether to keep values that sublayers cache in the context until the backward pass. If False, each
-            unit computes them again, which compiled graphs require.
+        keeps_cache: whether the values that sublayers cache in the context are kept until the backward pass. If False,
+            each unit computes these values again, as compiled graphs require.
     """
     if keeps_cache:
         shared = with_empty_cache(shared)
@@ -303,7 +308,7 @@ def _with_graph(
     code path and draw different dropout masks.
 
     Returns:
-        The residual update, the unit's input, which is the root of the graph, and the inputs of its sublayers.
+        The residual update; the unit's input, which is the root of the graph; and the inputs of the unit's sublayers.
     """
     with torch.enable_grad():
         x = stream.detach().to(dtype).requires_grad_()

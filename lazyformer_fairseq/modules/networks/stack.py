@@ -49,7 +49,7 @@ class Stack(nn.Module):
         activation_dropout: the dropout rate after the activation in feed-forward sublayers.
         activation: the activation function of the feed-forward sublayers.
         normalize_before: whether to use pre-norm instead of post-norm.
-        attention_backend: the attention back end, "auto" or one of :data:`attention.selection.BACKENDS`.
+        attention_backend: the attention back end: "auto" or one of :data:`attention.selection.BACKENDS`.
         max_positions: the maximum input length of an encoder in tokens; 0 for no limit.
         layer_norm_eps: the epsilon that each norm adds to the variance.
         norm: the type of all norms, LAYER or RMS.
@@ -184,7 +184,7 @@ class Stack(nn.Module):
 
     def back_end(self) -> BackEndSelector:
         """Measure learned spans, and return the back-end selector for one forward pass."""
-        measure_spans(self.options.common.get(SPANS, ()))  # here, because compiled code must not synchronize
+        measure_spans(self.options.common.get(SPANS, ()))  # done here, because compiled code must not synchronize
         return BackEndSelector(self.attention_backend, sum(planned.kind.computes_scores for planned in self.plan))
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
@@ -205,7 +205,7 @@ class Stack(nn.Module):
             x_BTC: the input of the first sublayer.
             shared: the context of the forward pass.
             return_all: whether to also return the input and the outputs of all sublayers.
-            memory: the inputs of the attending sublayers in previous segments.
+            memory: the attending sublayers' inputs from previous segments.
             selected_M: the tokens to return outputs for, as indices into the flattened batch; None for all tokens. The
                 output then has the shape (1, M, C). The tokenwise sublayers at the top are computed only for these
                 tokens, unless all outputs are returned or the network is reversible.
@@ -304,7 +304,8 @@ def run_sublayers(
 
     Args:
         sublayers: the sublayers, from bottom to top.
-        past: the memory (B, M, C) of each sublayer, or None for sublayers without memory; None if there is no memory.
+        past: a sequence with each sublayer's memory (B, M, C), or None for a sublayer that has none; None if no memory
+            is used.
         x_BTC: the input of the first sublayer.
         shared: the context of the forward pass.
         return_all: whether to also return the input and the outputs of all sublayers.

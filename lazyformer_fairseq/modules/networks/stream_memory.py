@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class StreamMemory:
-    """The inputs of attending sublayers in previous segments of B streams, one batch row per stream.
+    """The attending sublayers' inputs from previous segments of B streams, with one batch row per stream.
 
     The caller keeps the memory and passes it to the model with every segment. The model attends to it and adds the new
     segment's inputs. Modules keep no state.
@@ -40,7 +40,7 @@ class StreamMemory:
         self.states = []
 
     def by_sublayer(self, attends: Sequence[bool]) -> list[Optional[Tensor]]:
-        """Return the memory (B, M, C) of each sublayer, or None if it does not attend or the streams are starting.
+        """Return each sublayer's memory (B, M, C), or None at the start of streams or if the sublayer does not attend.
 
         Args:
             attends: whether each sublayer attends, from bottom to top.

@@ -66,8 +66,8 @@ class HeadObjective(Objective):
         Args:
             batch: the batch with its `target`.
             logits: the head's output.
-            training: False in evaluation mode. The values to log then include `rows`, a float64 array (B, columns) that
-                :meth:`metric` is computed from.
+            training: False in evaluation mode, where the values to log also include `rows`, a float64 array (B,
+                columns) that :meth:`metric` is computed from.
         """
 
     @cached_property

@@ -121,7 +121,7 @@ class Objective(ABC):
         """Discard any state left behind by a skipped update."""
 
     def task_state(self) -> dict[str, Any]:
-        """Return the description of the heads to store in checkpoints."""
+        """Return the heads' descriptions, which checkpoints store."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

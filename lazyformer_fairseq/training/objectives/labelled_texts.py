@@ -40,9 +40,9 @@ class LabelledTextsObjective(HeadObjective):
         task: the name of a GLUE task; None for the prepared task in the folder.
         head_type: ``dense`` for RoBERTa's two-layer head, or ``linear``.
         head_name: the head's name; None for the task's name.
-        max_train_rows: the number of rows to train on, the same rows for all seeds; None for all.
-        tokenizer_folder: the tokenizer's folder; None for the prepared task's tokenizer or, if it has none, the one
-            next to the checkpoint.
+        max_train_rows: the number of rows to train on; all seeds use the same rows. None for all rows.
+        tokenizer_folder: the tokenizer's folder; None for the prepared task's tokenizer or, if `data` is not a prepared
+            task, the one next to the checkpoint.
         cut: the number of truncated rows, by split.
     """
 

@@ -105,7 +105,7 @@ class MaskedLMObjective(Objective):
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss` in bits per masked token, `accuracy` in percent, and span, expert and pair terms if any."""
+        """Return `loss` in bits per masked token, `accuracy` in percent, and any span, expert and pair terms."""
         found = next_token_scalars(logs)
         predictions = total(logs, "sample_size")
         found["accuracy"] = Scalar(100 * mean_per_prediction(logs, "ncorrect"), predictions, digits=2)

@@ -111,7 +111,7 @@ class SpansObjective(HeadObjective):
 
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Return a metric (0 to 1) averaged over questions, using the best answer from all windows of a question."""
+        """Return a metric (0 to 1) averaged over questions, each judged by the best answer from all of its windows."""
         question, window, score = rows[:, :3].T
         best_first = np.lexsort((window, -score, question))
         _, first_of_question = np.unique(question[best_first], return_index=True)

@@ -20,8 +20,8 @@ IGNORED = -100  # the target value ignored by cross-entropy
 class TagsObjective(LabelledTextsObjective):
     """Objective for predicting each word's tag from its first token (Devlin et al., 2019, section 5.3).
 
-    The loss is averaged over words. Truncated words are excluded from the loss; the metrics treat their prediction as
-    OUTSIDE.
+    The loss is averaged over words. Truncated words are excluded from the loss, and count as predicted OUTSIDE in the
+    metrics.
     """
 
     head_type: str = TAGS

@@ -31,8 +31,8 @@ class BlockLosses(NamedTuple):
     """Per-block masked-LM losses, in order.
 
     Attributes:
-        nats: each block's loss, summed over its masked tokens, (blocks,) in double precision.
-        words: each block's number of masked tokens, (blocks,).
+        nats: each block's loss, summed over its masked tokens: (blocks,) in double precision.
+        words: each block's number of masked tokens: (blocks,).
     """
 
     nats: np.ndarray
@@ -86,7 +86,7 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
 
 
 class Scorer:
-    """A scorer for patterns, based on a trained encoder's loss after conversion to each pattern without more training.
+    """A scorer for patterns: a pattern's score is a trained encoder's loss just after conversion to that pattern.
 
     All patterns are measured on the same masked text. The losses are cached.
 
@@ -102,8 +102,8 @@ class Scorer:
     def __init__(self, old: Trained, text: Batches, seed: int = 1):
         if lm_head_never_trained(old.weights):
             raise UserError(
-                "this model's masked-LM head was never trained, so its losses are meaningless: pre-train it first with "
-                "fairseq-train --finetune-from-model, or run lazyformer import without --text"
+                "this model's masked-LM head was never trained, so its losses are meaningless: first pre-train the "
+                "model with fairseq-train --finetune-from-model, or run lazyformer import without --text"
             )
         self.old = old
         self.text = text

@@ -26,7 +26,7 @@ class WarmOptions:
     )
     encoder_ffn_embed_dim: Optional[int] = option(
         None,
-        "The new model's feed-forward width. Wider feed-forwards initially compute the same outputs.",
+        "The new model's feed-forward width. Wider feed-forward sublayers initially compute the same outputs.",
         low=1,
         shown=OLD,
     )

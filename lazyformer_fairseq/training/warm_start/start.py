@@ -131,7 +131,8 @@ def start_from(
     Args:
         old: the encoder to start from.
         changes: new values for any of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`. The hidden size,
-            the number of heads and pre-norm or post-norm cannot change, because the old weights would not fit.
+            the number of heads, and the choice between pre-norm and post-norm cannot change, because the old weights
+            would not fit.
         from_sublayers: for each new sublayer, the index of the old sublayer to initialize it from, or "-" for none. By
             default :func:`align` chooses the old sublayers.
         seed: the seed for newly initialized weights.
@@ -197,7 +198,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
     """Return a new sublayer's weights.
 
     A sublayer without an old one to start from is randomly initialized, except that its last linear map is set to zero.
-    It therefore adds nothing to the residual connection until it is trained.
+    It therefore adds nothing to the residual stream until it is trained.
     """
     if planned.kind.is_identity:
         return Taken({})
@@ -208,8 +209,8 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
     if (last := _last_map(type(sublayer.inner))) is None:
         raise UserError(
             f"new sublayer {index} ({planned.text}) has no old one to start from, and initializing it from scratch "
-            f"would change the model's output: name an old {planned.kind.letter} in --from-sublayers, or omit this "
-            "sublayer"
+            f"would change the model's output: name an old {planned.kind.letter} sublayer in --from-sublayers, or omit "
+            "this sublayer"
         )
     experts = int(planned.values.get("experts", 0))
     last_maps = (f"{INNER}{last}", *(f"{INNER}experts.{number}.{last}" for number in range(experts)))
@@ -231,7 +232,7 @@ def _old(index: int, old: Trained) -> Old:
 
 
 def can_start_fresh(planned: PlannedSublayer) -> bool:
-    """Return True if a newly initialized sublayer can be made to add nothing to the residual connection."""
+    """Return True if a newly initialized sublayer can be made to add nothing to the residual stream."""
     return _last_map(planned.kind.module(ENCODER)) is not None
 
 
@@ -307,7 +308,7 @@ def align(old: Plan, new: Plan) -> Alignment:
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
     """Return a similarity score for two sublayers, from 0 to 3.
 
-    The score is 3 if their letters and settings are the same, 2 if only the letters are, 1 for any two kinds of
+    The score is 3 if their letters and settings are the same, 2 if only the letters are, 1 for two different kinds of
     attention, and 0 otherwise.
     """
     if old.kind is new.kind:
@@ -340,7 +341,8 @@ def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
         number = whole_number(word)
         if word != NONE and (number is None or number >= len(old)):
             raise UserError(
-                f"--from-sublayers: {word!r} must be a sublayer in the old pattern, from 0 to {len(old) - 1}, or -"
+                f"--from-sublayers: {word!r} must be a sublayer's index in the old pattern, from 0 to "
+                f"{len(old) - 1}, or -"
             )
         if planned.kind.is_identity:
             found.append(None)
@@ -348,7 +350,7 @@ def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
         if number is not None and not likeness(old[number], planned):
             raise UserError(
                 f"--from-sublayers: new sublayer {place} ({planned.text}) cannot use the weights of old sublayer "
-                f"{number} ({old[number].text}); choose a different one, or - to initialize it from scratch"
+                f"{number} ({old[number].text}); name a different old one, or use - to initialize it from scratch"
             )
         found.append(number)
     return tuple(found)

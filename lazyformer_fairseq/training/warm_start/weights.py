@@ -1,6 +1,6 @@
 """Initialization of a new sublayer from an old one: projections, wider feed-forwards, added or removed LayerNorms.
 
-Weight names are relative to the model's ``sublayers.I.``, such as ``layer_norm.weight`` or ``inner.fc1.weight``.
+Weight names are relative to the model's prefix ``sublayers.I.``, such as ``layer_norm.weight`` or ``inner.fc1.weight``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     For attention, the projections (q, k, v and output) that both sublayers have are copied. If the old sublayer lacks a
     projection because it reads from another sublayer (an ``l`` has no queries and keys, a ``k`` no keys and values),
     the projection is copied from that sublayer. A feed-forward may become wider: the output columns of the additional
-    hidden units are zero, so its output stays the same. All other weights are copied if name and shape match.
+    hidden units are zero, so its output stays the same. All other weights are copied if their names and shapes match.
 
     Args:
         planned: the new sublayer's entry in the plan.
@@ -80,7 +80,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     if planned.values.get("experts") != old.planned.values.get("experts"):
         raise UserError(
             f"{planned.text} cannot use the weights of {old.planned.text}, because their numbers of experts differ; "
-            "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
+            "name a different old one in --from-sublayers, or use - to initialize the new one from scratch"
         )
 
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
@@ -178,7 +178,7 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
             f"{planned.text} cannot use the weights of {old_one.planned.text}, because only one of them has a gate; "
-            "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
+            "name a different old one in --from-sublayers, or use - to initialize the new one from scratch"
         )
     width = old[f"{INNER}fc2.weight"].size(1)
     new_width = taken.weights[f"{INNER}fc2.weight"].size(1)

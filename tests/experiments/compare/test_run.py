@@ -398,7 +398,7 @@ def test_parts_of_the_recipe_are_left_out(data_folder):
         (
             "sf; without=heads",
             "laptop",
-            "--without heads: not an option of the recipe, which has encoder-normalize-before, no-",
+            "--without heads: not one of the recipe's options, which are encoder-normalize-before, no-",
         ),
         ("sf; without=lr", "adam", "--model bert: without=lr works only with --recipe laptop"),
     ):
@@ -463,7 +463,10 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
     assert objective.network.options.activation_dropout == 0.2 and objective.texts.masking.probability == 0.3
     for words, said in (
         ("--update-freq 2", "unknown option --update-freq"),
-        ("--optimizer adafactor", "--optimizer adafactor: choose from fused_adam, nvlamb, muon; all others require"),
+        (
+            "--optimizer adafactor",
+            "--optimizer adafactor: choose from fused_adam, nvlamb, muon; any other value requires",
+        ),
         ("--attention-dropout 2", "'--attention-dropout': 2.0 is not in the range 0.0<=x<1.0"),
         ("--pooler-dropout 0.1", "--pooler-dropout: hf:bert does not support this option"),
     ):

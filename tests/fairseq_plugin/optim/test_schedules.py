@@ -129,7 +129,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
     schedule_of(WSDSchedule, max_update=20, decay_from="a.pt").load_state_dict(state)
     assert "peak" not in caplog.text
     schedule_of(WSDSchedule, lr=0.25, max_update=20, decay_from="a.pt").load_state_dict(state)
-    assert "--lr 0.25: the 3 updates of --decay-from a.pt used a peak of 0.5" in caplog.text
+    assert "--lr 0.25: the 3 updates of --decay-from a.pt used a peak learning rate of 0.5" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             91,
             {"max_update": 100},
             {"max_update": 120},
-            "was saved after 91 updates, but the decay of its own run begins after 90",
+            "was saved after 91 updates, but the decay set by its own run begins after 90",
         ),
-        (91, {"max_update": 100}, {"max_update": 100, "decay": "linear"}, "of its own run begins after 90"),
-        (95, {"max_update": 100}, {"max_update": 120, "decay_share": 0.25}, "of its own run begins after 90"),
+        (91, {"max_update": 100}, {"max_update": 100, "decay": "linear"}, "set by its own run begins after 90"),
+        (95, {"max_update": 100}, {"max_update": 120, "decay_share": 0.25}, "set by its own run begins after 90"),
         (
             91,
             {"max_update": 200},
             {"max_update": 100},
-            "--decay-from a.pt was saved after 91 updates, but the decay of --max-update 100 with --decay-share 0.1 "
-            "begins after 90; use an earlier checkpoint, or a larger --max-update",
+            "--decay-from a.pt was saved after 91 updates, but the decay set by --max-update 100 with --decay-share "
+            "0.1 begins after 90; use an earlier checkpoint, or a larger --max-update",
         ),
         (
             91,
@@ -182,7 +182,7 @@ def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, wor
     [
         ({}, "--lr-scheduler wsd requires --max-update to determine when the decay begins"),
         ({"max_epoch": 2}, "--lr-scheduler wsd requires --max-update"),
-        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd only supports --max-update"),
+        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: not supported by --lr-scheduler wsd; omit --max-epoch"),
         ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must be in"),
         ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must be in"),
         (
@@ -220,7 +220,7 @@ def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_fold
     assert branch["extra_state"]["train_iterator"] == whole["extra_state"]["train_iterator"]
     late = f"--decay-from {tmp_path}/whole/{start.name.replace('_3.pt', '_5.pt')}"
     said = message_of(fairseq_train, data_folder, f"{BY_WSD} {more} --max-update 9 {late}", tmp_path / "late")
-    assert said.startswith(f"{late} was saved after 5 updates, but the decay of its own run begins after 3")
+    assert said.startswith(f"{late} was saved after 5 updates, but the decay set by its own run begins after 3")
 
 
 @pytest.mark.slow

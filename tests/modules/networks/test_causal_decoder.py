@@ -86,7 +86,7 @@ def test_initialisation_is_transformer_xls():
         (dict(cutoffs=(0, 9)), "0,9: 0 is not greater than 0"),
         (dict(cutoffs=(9, 17)), "17 is not below the vocabulary size, 17"),
         (dict(div_val=0), "--adaptive-softmax-factor 0"),
-        (dict(div_val=5, cutoffs=(9, 12)), "--adaptive-softmax-factor 5: .* 12 must be divisible by it .* is 2"),
+        (dict(div_val=5, cutoffs=(9, 12)), "--adaptive-softmax-factor 5: .* 12 must be divisible by this .* is 2"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):

@@ -138,8 +138,11 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
         ("--sublayer-pattern M2 --from-sublayers 0", "one entry for each of the new pattern's 4 sublayers"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' must be a sublayer in the old pattern, from 0 to 7"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' must be a sublayer in the old pattern"),
+        (
+            "--sublayer-pattern M2 --from-sublayers 0,1,2,8",
+            "'8' must be a sublayer's index in the old pattern, from 0 to 7",
+        ),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' must be a sublayer's index in the old pattern"),
         ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot use the weights of old sublayer 2 (s)"),
         ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and hidden units"),
         ("--max-positions 11", "--max-positions 11: the old model has 32; use 32 or more"),

@@ -5,9 +5,9 @@ randomly initialized one. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and t
 are transformers models. `LazyFormerModel` is the fairseq model (its ``from_pretrained`` is ``load``); the bare encoder
 for transformers is ``huggingface.LazyFormerModel``.
 
-Importing the package is cheap. If fairseq is already loaded, as under ``--user-dir``, the import registers the
-package's models, tasks, criterions, optimizer and schedule with it; otherwise they are registered as soon as fairseq is
-loaded. Calling :func:`register` or accessing a public name that is a fairseq model loads fairseq.
+Importing the package is cheap. If fairseq is already loaded, as under ``--user-dir``, the import registers this
+package's models, tasks, criterions, optimizers and schedules with fairseq. Otherwise they are registered as soon as
+fairseq is loaded. Calling :func:`register`, or accessing a public name that refers to a fairseq model, loads fairseq.
 """
 
 import importlib
@@ -20,8 +20,8 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 __version__ = "1.0.0.dev0"
 
-# The path for --user-dir. Symlinks are not resolved, because fairseq compares this path with that of the imported
-# package.
+# The path for --user-dir. Symlinks are not resolved, because fairseq compares this path with the path from which the
+# package was imported.
 USER_DIR = Path(__file__).absolute().parent
 
 _OF_TRANSFORMERS = (
@@ -47,11 +47,11 @@ __all__ = ["USER_DIR", "register", *PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, importing its module first.
+    """Return the object that a public name refers to, importing its module first.
 
     Raises:
-        UserError: a package that the name needs is not installed.
-        AttributeError: the package has no such name.
+        UserError: the object requires a package that is not installed.
+        AttributeError: this package has no such name.
     """
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

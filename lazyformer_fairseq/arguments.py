@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import flag_named, split_at_commas
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
-# A wheel carries the configs in the package; in a checkout, they are next to it.
+# A wheel contains the configs inside the package; in a checkout, they are next to the package's folder.
 _CONFIG_FOLDERS = (PACKAGE_FOLDER / "configs", PACKAGE_FOLDER.parent / "configs")
 CONFIGS = next(folder for folder in _CONFIG_FOLDERS if folder.is_dir())
 
@@ -21,9 +21,9 @@ class ExistingPath(click.Path):
     """A path that must exist, checked before the command imports its dependencies.
 
     Args:
-        missing: the error message that follows the path.
-        holds: the name of a file that the folder must contain.
-        is_file: accept only a file.
+        missing: the error message, which is printed after the path.
+        holds: if set, the path must be a folder that contains a file with this name.
+        is_file: whether to accept only files.
     """
 
     def __init__(self, missing: str = "no such file or folder", holds: str = "", is_file: bool = False):
@@ -55,7 +55,7 @@ def find_config(name: str) -> Path:
     shipped = [path.name for folder in folders for path in folder.glob("*.yaml")]
     suggestion = nearest(Path(name).name, shipped)
     places = " or ".join(map(str, folders))
-    raise UserError(f"{name}: no such file, neither here nor in {places}{suggestion}")
+    raise UserError(f"{name}: no such file here or in {places}{suggestion}")
 
 
 # Checkpoint file names to look for in a folder; the first one that exists is used.
@@ -63,10 +63,10 @@ CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.sa
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint file at a path, which may also be a folder; raise a UserError if there is none."""
+    """Return the checkpoint at a path, which is either a file or a folder; raise a UserError if there is none."""
     if path.is_file():
         if path.suffix not in (".pt", ".safetensors"):
-            raise UserError(f"{path} is not a checkpoint; pass a .pt or .safetensors file, or its folder")
+            raise UserError(f"{path} is not a checkpoint; pass a .pt or .safetensors file, or the file's folder")
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; pass a checkpoint or a folder of checkpoints")
@@ -79,7 +79,8 @@ def checkpoint_at(path: Path) -> Path:
 def named_path(text: str) -> tuple[Optional[str], Path]:
     """Split ``NAME=PATH`` into name and path.
 
-    If the whole text is an existing path, such as a folder called ``lr=1e-4``, the name is None.
+    The name is None if there is no ``=``, or if the whole text is an existing path, such as a folder called
+    ``lr=1e-4``.
     """
     name, _, path = text.partition("=")
     if path and not Path(text).exists():
@@ -107,13 +108,13 @@ def refuse_missing_folders(data: str) -> None:
     first = folders[0]
     dictionaries = (Path(first) / "dict.txt", Path(first) / "shard0/dict.txt")
     if not any(path.is_file() for path in dictionaries):
-        raise UserError(f"{first} contains no dict.txt, so it is not binarized; {_if_raw_text(first)}")
+        raise UserError(f"{first} contains no dict.txt, so it is not binarized data; {_if_raw_text(first)}")
 
 
 def _if_raw_text(path: str) -> str:
     return (
         f"if it is raw text, run `lazyformer corpus {shlex.quote(path)} data` first (for a causal model, `lazyformer "
-        "lm prepare`), then pass data"
+        "lm prepare`), and then pass the folder data"
     )
 
 
@@ -152,7 +153,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def split_arguments(text: str, option: str) -> list[str]:
-    """Split an option's value that itself consists of command-line options into arguments.
+    """Split an option's value into arguments; the value itself consists of command-line options.
 
     Raises:
         UserError: a quote is not closed.

@@ -43,7 +43,7 @@ class Program(Group):
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """Pre-train, fine-tune and compare LazyFormer and PAR encoders, from raw text to a table of results."""
-    # Without this, importing fairseq_cli would configure logging: all levels, to stdout.
+    # Otherwise, importing fairseq_cli would configure logging to write messages of all levels to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
     registration.after_registration(replacements.start_run)
 
@@ -61,25 +61,25 @@ class ExportSettings:
 
     target: str = option(
         "safetensors",
-        "Format to write: safetensors for lazyformer_fairseq, a folder for transformers, or a repository on the "
-        "Hugging Face Hub.",
+        "What to write: weights for lazyformer_fairseq (safetensors), a folder for transformers (huggingface), or a "
+        "repository on the Hugging Face Hub (hub).",
         "--to",
         choices=("safetensors", "huggingface", "hub"),
     )
     form: Optional[str] = option(
         None,
-        "With --to huggingface or hub: export as transformers' BERT or ModernBERT, or as a custom model with its own "
-        "code.",
+        "With --to huggingface or hub, the class of the exported model: transformers' BERT (bert), transformers' "
+        "ModernBERT (modernbert), or a custom class whose code is exported too (custom).",
         "--as",
         choices=("auto", "bert", "modernbert", "custom"),
-        shown="auto: BERT or ModernBERT if the encoder is equivalent to one",
+        shown="auto: bert or modernbert if the encoder is equivalent to one of them, otherwise custom",
     )
     head: Optional[str] = option(
         None,
-        "With --to huggingface or hub: the classification or span head to export.",
+        "With --to huggingface or hub, the classification or span head to export.",
         shown="the only head",
     )
-    private: bool = option(False, "With --to hub: if the repository is new, make it private.", "--private")
+    private: bool = option(False, "With --to hub, make the repository private if it is new.", "--private")
 
 
 @main.command()
@@ -87,18 +87,18 @@ class ExportSettings:
 @click.argument("out", type=click.Path(path_type=Path))
 @with_options_from(ExportSettings)
 def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
-    """Export a pre-trained or fine-tuned encoder to safetensors, a format that runs no code on loading.
+    """Export a pre-trained or fine-tuned encoder to safetensors, a format that can be loaded without running code.
 
     CHECKPOINT is a file, a folder of checkpoints, or a folder written by `lazyformer finetune`; in the last case, the
-    best run is exported. OUT will contain model.safetensors, config.json and the tokenizer. Load it with
+    best run is exported. OUT will contain model.safetensors, config.json and the tokenizer. You can load OUT with
     lazyformer_fairseq.load, or start training from it with fairseq-train --finetune-from-model OUT/model.safetensors.
 
-    With --to huggingface, OUT can be loaded with transformers' AutoModel, AutoTokenizer and pipeline. A model that is
-    neither a BERT nor a ModernBERT includes the code that it needs; a causal language model requires
-    lazyformer_fairseq to be installed.
+    With --to huggingface, OUT can be loaded with transformers' AutoModel, AutoTokenizer and pipeline. An encoder that
+    is neither a BERT nor a ModernBERT is exported together with the code that it needs; a causal language model
+    requires lazyformer_fairseq to be installed.
 
-    With --to hub, OUT is the name of a repository, such as USER/MODEL. The newest checkpoint is uploaded to its branch
-    main, and each checkpoint kept by --checkpoint-words to a branch such as chck_10M.
+    With --to hub, OUT is the name of a repository, such as USER/MODEL. The newest checkpoint is uploaded to the branch
+    main, and each checkpoint that was kept by --checkpoint-words is uploaded to a branch such as chck_10M.
     """
     if settings.target != "hub":
         refuse_filled_folder(out)
@@ -131,13 +131,13 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     descriptions = {
         "bert": "a transformers BERT",
         "modernbert": "a transformers ModernBERT",
-        "causal": "a LazyFormerForCausalLM from lazyformer_fairseq, with generate",
+        "causal": "a LazyFormerForCausalLM from lazyformer_fairseq, which supports generate",
     }
     click.echo(f"written: {out}, {descriptions.get(chosen, 'a custom model with its own code')}")
     if not (out / "tokenizer.json").is_file():
         click.echo(
             "The folder has no tokenizer. To add one, copy the dict.txt of the model's data next to its checkpoint and "
-            "export again; image models need none."
+            "export again; image models do not need a tokenizer."
         )
 
 

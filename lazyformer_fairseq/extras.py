@@ -14,7 +14,7 @@ FAIRSEQ = "fairseq-fixed==0.12.3.1"  # as in setup.py
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Return the packages in an extra that are not installed; empty if this package itself is not installed."""
+    """Return an extra's packages that are not installed, or an empty list if this package itself is not installed."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -68,7 +68,7 @@ def needs_fairseq(what: str, without: str = "") -> None:
     if not has_fairseq():
         message = missing_fairseq_message(what)
         if without:
-            message += f"; without it: {without}"
+            message += f"; without fairseq, use {without}"
         raise UserError(message)
 
 
@@ -79,9 +79,9 @@ def has_fairseq() -> bool:
 
 def missing_fairseq_message(what: str) -> str:
     """Return an error message that says that `what` needs fairseq, and how to install it."""
-    mend = f"make setup, or pip install {FAIRSEQ}"
+    mend = f"run `make setup` or `pip install {FAIRSEQ}`"
     if sys.version_info >= (3, 13):
-        mend = "fairseq runs on Python 3.11 and 3.12: make setup PYTHON=python3.12 VENV=.venv-3.12"
+        mend = "fairseq runs on Python 3.11 and 3.12: run `make setup PYTHON=python3.12 VENV=.venv-3.12`"
     return f"{what} requires fairseq, which is not installed in Python {platform.python_version()}; {mend}"
 
 

@@ -62,7 +62,7 @@ class Bounds:
         if self.high < math.inf:
             least = f"from {self.low:g} to {self.high:g}"
         elif self.below <= 1:
-            least = f"from {self.low:g} to below {self.below:g}"
+            least = f"at least {self.low:g} and below {self.below:g}"
         if self.is_open:
             least = f"more than {self.low:g}"
             if self.high < math.inf:
@@ -95,7 +95,7 @@ class Option:
         parse: function that converts the text to a value or raises a UserError, instead of the type's own parser.
         metavar: placeholder for the value in ``--help``.
         section: heading under which ``--help`` lists the option.
-        shown: description of the default, if it is determined later.
+        shown: description of the default, if the default is only determined when the command runs.
     """
 
     help: str
@@ -219,7 +219,7 @@ def parse_masking_rates(given: Any) -> tuple[float, float]:
 
 
 def num_processed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
-    """Return the number of tokens that an encoder processes for a text; ``masked_permuted_lm`` adds predicted tokens.
+    """Return the number of tokens that an encoder processes per text, including those that ``masked_permuted_lm`` adds.
 
     Args:
         task: fairseq's task settings, by name.
@@ -288,7 +288,7 @@ def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
     for one in options_of(settings_class):
         value = values.get(one.name)
         if value == () and one.default:
-            raise UserError(f"{flag_of(one)}: specify at least one")
+            raise UserError(f"{flag_of(one)}: specify at least one value")
         choices = one.metadata["option"].choices
         if choices and value is not None:
             for each in value if isinstance(value, (tuple, list)) else (value,):
@@ -533,10 +533,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A command group that lists each command with its full first sentence, and includes the default command's help.
+    """A command group whose help lists each command with the full first sentence of the command's help.
+
+    If there is a default command, the group's help includes all of that command's help.
 
     Args:
-        default: name of the command to run if the first argument is not a command; it receives all arguments.
+        default: name of the command to run if the first argument is not a command; this command then receives all
+            arguments.
     """
 
     command_class = Command
@@ -559,7 +562,7 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the default command's usage, help and options, if any, followed by the list of commands."""
+        """Write the group's options or, if it has a default command, that command's help; then list all commands."""
         if not self.default:
             super().format_options(ctx, formatter)
             return

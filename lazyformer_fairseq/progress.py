@@ -25,7 +25,7 @@ class Progress(tqdm):
             total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
         super().__init__(iterable, *args, **options)
-        # tqdm uses the wall clock. If the clock is set back by an hour, the bar freezes for an hour.
+        # By default, tqdm uses the wall clock, and its bar would freeze for an hour if the clock were set back an hour.
         self._time = time.monotonic
         self.last_print_t = self.start_t = self._time()
 

@@ -142,9 +142,9 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
     [
         (
             "pretrain bert_base data",
-            "lazyformer pretrain requires fairseq, which is not installed in Python 3.*; *; without it: *",
+            "lazyformer pretrain requires fairseq, which is not installed in Python 3.*; *; without fairseq, use *",
         ),
-        ("reproduce par demo out --tiny", "lazyformer reproduce requires fairseq, *; without it: *"),
+        ("reproduce par demo out --tiny", "lazyformer reproduce requires fairseq, *; without fairseq, use *"),
         ("-c 'import fairseq_cli.train'", "this requires fairseq, *"),
     ],
 )

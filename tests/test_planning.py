@@ -190,7 +190,7 @@ def test_the_recipes_options_count(monkeypatch):
         ("model: 3\n", "cannot be read"),
         ("a: [\n", "not a valid YAML settings file"),
         ("", "found NoneType"),
-        ("model: {_name: lazyformer, dropout: 7}", "--dropout 7.0: must be from 0 to below 1"),
+        ("model: {_name: lazyformer, dropout: 7}", "--dropout 7.0: must be at least 0 and below 1"),
         ("model: {_name: lazyformer}\ntask: {tokens_per_sample: 2.5}", "sample 2.5: must be a whole number, 1 or more"),
         ("model: {_name: lazyformer}\ntask: {mask_prob: .nan}", "--mask-prob nan: must be a number, from 0 to 1"),
         ("model: {_name: lazyformer}\noptimization: {max_update: lots}", "--max-update lots: must be a whole number"),
@@ -233,7 +233,7 @@ def test_the_text_says_all_that_counts(options, words):
     ("arguments", "message"),
     [
         (["lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
-        (["bert_bas.yaml"], "bert_bas.yaml: no such file, neither here nor in "),
+        (["bert_bas.yaml"], "bert_bas.yaml: no such file here or in "),
         (["bert_base", "--data", "nowhere"], "nowhere is not a folder"),
         (["bert_base", "--data", "."], "dict.txt contains no symbols"),
         (["bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),

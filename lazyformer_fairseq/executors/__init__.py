@@ -1,1 +1,1 @@
-"""Executors that run jobs on this machine, Ray or Slurm, and checks of this machine's GPUs and their torch support."""
+"""Executors that run jobs on this machine, on a Ray cluster or under Slurm, and checks of torch's support for GPUs."""

@@ -1,4 +1,4 @@
-"""Information from Linux about this machine's CPU, without importing torch, which takes seconds."""
+"""Reads Linux's description of this machine's CPU, without importing torch, which would take seconds."""
 
 from pathlib import Path
 

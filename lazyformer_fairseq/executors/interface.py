@@ -72,7 +72,7 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self) -> list[JobResult]:
-        """Return the jobs that have ended since the last call, waiting up to :data:`LOOK_EVERY` seconds for any."""
+        """Return the jobs that have ended since the last call; if none have, first wait up to LOOK_EVERY seconds."""
 
     @abstractmethod
     def stop(self) -> None:

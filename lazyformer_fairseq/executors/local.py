@@ -60,7 +60,7 @@ class Local(Executor):
         gpus: the GPUs, as in CUDA_VISIBLE_DEVICES; empty for the CPU. If there are more processes than GPUs, they share
             them.
         threads: number of CPU threads per process.
-        preload: modules that are already imported when a process without a GPU starts.
+        preload: modules that are already imported when a process starts; used only without GPUs.
         keeps_processes: whether a process is reused for further jobs. Otherwise each job gets a new process, so that
             nothing remains in memory or on the GPU.
     """

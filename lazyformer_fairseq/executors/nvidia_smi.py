@@ -1,4 +1,6 @@
-"""This machine's GPUs and their numeric precision, from nvidia-smi, without importing torch, which takes seconds.
+"""Queries nvidia-smi for this machine's GPUs and chooses a precision for them, without importing torch.
+
+Importing torch would take seconds.
 
 When run with ``python -m``, this module prints the number of GPUs.
 """

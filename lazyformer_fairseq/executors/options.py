@@ -27,9 +27,9 @@ class ExecutorOptions:
 
     executor: str = option(
         LOCAL,
-        "Where to run jobs. local: in processes on this machine; ray: on the Ray cluster at RAY_ADDRESS, or on a new "
-        "cluster on this machine; slurm: as Slurm job arrays. All machines must have the same files under the same "
-        "paths; a corpus may be at a URL.",
+        "Where to run jobs. local: in processes on this machine; ray: on the Ray cluster at RAY_ADDRESS or, if that "
+        "variable is not set, on a new cluster on this machine; slurm: as Slurm job arrays. All machines must have the "
+        "same files under the same paths; a corpus may be at a URL.",
         choices=(LOCAL, RAY, SLURM),
         section=WHERE,
     )
@@ -92,8 +92,8 @@ def choose_executor(
         name: name for Slurm jobs.
         threads: number of CPU cores per job.
         gpus: the GPUs on this machine that may be used. On a Ray cluster, each job gets one GPU if this is not empty;
-            under Slurm, the parameters determine this.
-        preload: modules that processes on this machine import early.
+            under Slurm, the ``--slurm`` parameters determine the GPUs.
+        preload: see :class:`Local`.
 
     Raises:
         UserError: the options conflict, or the executor is not available.

@@ -18,9 +18,9 @@ class Build:
     """A build of torch on PyPI.
 
     Attributes:
-        version: version, the latest release of its minor version.
-        cuda: CUDA version that it is built with, ``torch.version.cuda``.
-        architectures: architectures that its kernels are compiled for, ``torch._C._cuda_getArchFlags()``.
+        version: the build's version, which is the latest patch release of a minor version.
+        cuda: the CUDA version that it is built with, ``torch.version.cuda``.
+        architectures: the architectures that its kernels are compiled for, ``torch._C._cuda_getArchFlags()``.
     """
 
     version: str
@@ -148,7 +148,7 @@ def _remedy(there: list[Capability], driver: Optional[int]) -> str:
     reason = why(there, driver)
     if build:
         return f"pip install torch==={build.version}, {reason}"
-    return "no torch 2.6 or later can use them"
+    return "no build of torch 2.6 or later can use them"
 
 
 if __name__ == "__main__":

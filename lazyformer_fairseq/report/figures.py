@@ -18,7 +18,7 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 INCHES_PER_COLUMN = 2.2  # width of a legend column
-MARKERS_PER_LINE = 12  # at most about this many: enough to tell the lines apart
+MARKERS_PER_LINE = 12  # approximate maximum; enough markers to tell the lines apart
 
 Style = Mapping[str, Any]  # matplotlib keyword arguments
 
@@ -74,7 +74,7 @@ def picture(
 
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
-    """Create a legend handle for each name; `more` is passed to all of them, such as ``linestyle=""``."""
+    """Create a legend handle for each name; `more` contains arguments for all of them, such as ``linestyle=""``."""
     found = []
     for name, style in style_of.items():
         combined = {**style, **more}
@@ -123,7 +123,7 @@ SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 def label_cost(axis: Axes, cost: str) -> None:
     """Format the x axis for one of the costs in OF_COST, starting at zero.
 
-    Large numbers are abbreviated, such as 1.5T for 1.5e12. Times are shown in seconds up to six minutes, in minutes up
+    Large numbers are abbreviated: 1.5e12 is shown as 1.5T. Times are shown in seconds up to six minutes, in minutes up
     to one hour, and in hours otherwise.
     """
     axis.set_xlim(left=0)

@@ -1,4 +1,4 @@
-"""Formatting of numbers in reports: few digits, and the spread of repeated measurements."""
+"""Formats numbers for reports: with few digits and, for repeated measurements, with their spread."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -7,7 +7,7 @@ import numpy as np
 
 NOTHING = "-"  # a cell without a value
 FEWEST_FOR_QUARTILES = 3
-WIDE = 0.1  # of the median; quartiles of times that are farther apart indicate a noisy machine
+WIDE = 0.1  # fraction of the median; if the quartiles of times are farther apart, the machine is noisy
 CONFIDENCE = 0.95
 
 
@@ -19,7 +19,7 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the number `n` and `median` of the values and, for at least three, the quartiles `low` and `high`."""
+    """Return the number `n` of values, their `median` and, if `n` is at least 3, the quartiles `low` and `high`."""
     found = {"n": len(values), "median": float(np.median(values))}
     if len(values) >= FEWEST_FOR_QUARTILES:
         found |= {
@@ -35,7 +35,10 @@ def in_milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """Format a result of :func:`spread`: the median, with the quartiles in parentheses, or n if there are none."""
+    """Format a result of :func:`spread`.
+
+    The median is followed in parentheses by the quartiles or, if there are none, by the number of values.
+    """
     median = f"{of['median']:.{digits}f}"
     if "low" not in of:
         return f"{median} (n = {of['n']})"
@@ -43,7 +46,7 @@ def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
 
 
 def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a list with a warning about a noisy machine if quartiles are far apart, else an empty list.
+    """Return a list with a warning about a noisy machine if quartiles are far apart; otherwise, return an empty list.
 
     Args:
         timings: results of :func:`spread`, by the name of the timing.
@@ -57,8 +60,8 @@ def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
         return []
     worst = max(noisy, key=lambda name: widths[name])
     return [
-        f"The machine was noisy: the quartiles of {len(noisy)} of {len(timings)} timings are more than {WIDE:.0%} of "
-        f"the median apart (for {worst}, {widths[worst]:.0%}). Measure again with no other programs running."
+        f"The machine was noisy: for {len(noisy)} of {len(timings)} timings, the quartiles differ by more than "
+        f"{WIDE:.0%} of the median (by {widths[worst]:.0%} for {worst}). Measure again with no other programs running."
     ]
 
 
@@ -89,7 +92,7 @@ def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in a suitable unit: 31.4 s, 12 min, 2 h 05 min, 3.4 days or 57 years."""
+    """Format a duration in a suitable unit: 31.4 s, 12 min, 2 h 05 min, 3.4 days or 57.1 years."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

@@ -143,7 +143,7 @@ def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch, chosen, vi
             "470.82",
             r"requires NVIDIA driver 525 or later, but this machine has 470: update the driver",
         ),
-        (TORCH_2_10, "3.5", "535.10", r"compute capability 3\.5, .* no torch 2\.6 or later can use them"),
+        (TORCH_2_10, "3.5", "535.10", r"compute capability 3\.5, .* no build of torch 2\.6 or later can use them"),
         (TORCH_2_13, "8.0", "550.54", r"CUDA 13\.0, which requires NVIDIA driver 580 .* torch===2\.10\.0"),
         (WITHOUT_CUDA, "9.0 9.0", "580.65", r"a build without CUDA, .* 2 GPU\(s\): pip install torch===2\.13\.0"),
         (TORCH_2_13, "7.0 6.0", "580.65", r"6\.0 and 7\.0, .* torch===2\.7\.1"),

@@ -71,7 +71,7 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
 
 def test_a_causal_language_model_generates_there(tmp_path):
     printed = invoke("export", CHECKPOINTS / "language_model", tmp_path / "out", "--to", "huggingface")
-    assert "a LazyFormerForCausalLM from lazyformer_fairseq, with generate" in printed
+    assert "a LazyFormerForCausalLM from lazyformer_fairseq, which supports generate" in printed
     state = torch.load(CHECKPOINTS / "language_model" / "checkpoint_last.pt", weights_only=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     weights = model.state_dict()

@@ -18,6 +18,6 @@ def test_quartiles_that_lie_far_apart_are_said():
     assert noise_warning({"a": quiet, "few": spread([1.0, 2.0])}) == []
     (sentence,) = noise_warning({"a": quiet, "b": noisy, "c": spread([1.0, 1.0, 1.0, 1.2, 9.0])})
     assert sentence.startswith(
-        "The machine was noisy: the quartiles of 2 of 3 timings are more than 10% of the median "
+        "The machine was noisy: for 2 of 3 timings, the quartiles differ by more than 10% of the median "
     )
-    assert "(for b, 100%)." in sentence
+    assert "(by 100% for b)." in sentence

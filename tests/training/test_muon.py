@@ -204,7 +204,7 @@ def test_adam_s_rate_keeps_its_proportion_to_muon_s():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"muon_momentum": 1.0}, "--muon-momentum 1.0: must be from 0 to below 1"),
+        ({"muon_momentum": 1.0}, "--muon-momentum 1.0: must be at least 0 and below 1"),
         ({"adam_lr": -1.0}, "--adam-lr -1.0: must be 0 or more"),
     ],
 )

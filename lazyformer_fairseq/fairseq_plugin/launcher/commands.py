@@ -160,7 +160,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     the memory, which starts empty if the number of streams has changed. To evaluate: lazyformer lm evaluate CHECKPOINT
     DATA --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
-    needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
+    needs_fairseq("lazyformer pretrain", "transformers' Trainer (see docs/trainers.md)")
     from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 
     wanted = options_by_name(given)

@@ -159,7 +159,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=sf -- --encoder-embed-dim 8", "m: set --embed-dim before `--`, or embed=N in the model's SPEC"),
         ("--model m=sf -- --sublayer-pattern=ff", "--sublayer-pattern of m: specify the pattern as the model's SPEC"),
         ("--model m=sff --model random_1=sf --random-orders 1", "a model called random_1 already exists"),
-        ("--seeds=", "--seeds: specify at least one"),
+        ("--seeds=", "--seeds: specify at least one value"),
         ("--model m=sf;ffn=", "'ffn=' is not of the form NAME=VALUE"),
         ("--model m=sf;lr=3", "lr=3 must be above 0 and at most 1"),
         ("--model m=sf;ffn=0", "ffn=0 is not a positive integer"),

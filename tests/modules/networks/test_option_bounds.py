@@ -16,9 +16,9 @@ WRONG = [
     ("encoder_attention_heads", 0, "--encoder-attention-heads 0: must be 1 or more"),
     ("max_positions", -1, "--max-positions -1: must be 1 or more"),
     ("token_types", -1, "--token-types -1: must be 0 or more"),
-    ("dropout", 1e9, r"--dropout 1000000000.0: must be from 0 to below 1"),
-    ("attention_dropout", float("nan"), "--attention-dropout nan: must be a number, from 0 to below 1"),
-    ("pooler_dropout", -0.5, "--pooler-dropout -0.5: must be from 0 to below 1"),
+    ("dropout", 1e9, r"--dropout 1000000000.0: must be at least 0 and below 1"),
+    ("attention_dropout", float("nan"), "--attention-dropout nan: must be a number, at least 0 and below 1"),
+    ("pooler_dropout", -0.5, "--pooler-dropout -0.5: must be at least 0 and below 1"),
     ("layer_norm_eps", float("inf"), "--layer-norm-eps inf: must be below inf"),
     ("experts_loss", float("nan"), "--experts-loss nan: must be a number, 0 or more"),
 ]

@@ -203,7 +203,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --sublayer-pattern= --dry-run --no-fit", "error: sublayer pattern '' is empty"),
         ("bert_base data --sublayer-pattern sx", "error: sublayer pattern 'sx', character 2"),
         ("par_transformer_base data --sublayer-pattern s[linformer=4]", "linformer is not for causal models"),
-        ("bert_base data --encoder-embed-dim 767 --dry-run", "12 attention heads do not divide"),
+        ("bert_base data --encoder-embed-dim 767 --dry-run", "dimension of 767 is not divisible by 12 attention heads"),
         ("bert_base.yaml data --lr 3", "error: --lr: with a YAML file, write settings as"),
     ],
 )

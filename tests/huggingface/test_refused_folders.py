@@ -68,7 +68,7 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
         ({"max_position_embeddings": 10**15}, "in config.json the positions and the width are"),
         ({"intermediate_size": 10**6}, r"has the shape \(48, 32\), which does not match \(10{6}, 32\)"),
         ({"intermediate_size": 10**15}, "--encoder-ffn-embed-dim 10{15}: must be below 10,000,000"),
-        ({"num_attention_heads": 5}, "5 attention heads do not divide"),
+        ({"num_attention_heads": 5}, "is not divisible by 5 attention heads"),
         ({"layer_norm_eps": 0}, "layer_norm_eps is 0, but must be above 0 and below 1"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5, but must be at least 0 and below 1"),
         ({"pad_token_id": -3}, "pad_token_id is -3"),

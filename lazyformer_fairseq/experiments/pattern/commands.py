@@ -143,5 +143,7 @@ def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     given = {name: value for name, value in given.items() if value is not None}
     sizes = sizes_of(options | given, default_vocab_size(options))
     if sizes.embed_dim % sizes.num_heads:
-        raise UserError(f"{sizes.num_heads} attention heads do not divide an embedding dimension of {sizes.embed_dim}")
+        raise UserError(
+            f"an embedding dimension of {sizes.embed_dim} is not divisible by {sizes.num_heads} attention heads"
+        )
     return sizes

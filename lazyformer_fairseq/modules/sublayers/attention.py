@@ -623,6 +623,6 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
     """Raise a UserError if the embedding dimension is not divisible by the number of heads."""
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(
-            f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}; choose a number of "
-            "heads that divides it"
+            f"an embedding dimension of {embed_dim} is not divisible by {num_heads} attention heads; choose a number "
+            "of heads that divides the embedding dimension"
         )

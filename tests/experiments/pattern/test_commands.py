@@ -106,7 +106,7 @@ def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
         ("s[linformer=2] --arch bert_base", "T5's bias are undefined: use --relative-position-buckets 0"),
         ("s --arch transformer_xl_tiny --relative-position-buckets 8", "causal models have no T5 bias"),
         ("s --memory 3", "encoders have no memory"),
-        ("s --heads 5", "5 attention heads do not divide an embedding dimension of 768"),
+        ("s --heads 5", "an embedding dimension of 768 is not divisible by 5 attention heads"),
         ("s --tokens 1000 --output x.png", "at most 256"),
     ],
 )

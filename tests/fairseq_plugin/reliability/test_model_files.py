@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
         ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', but config.json says 'M3'"),
         ({"model": {"encoder_ffn_embed_dim": 48}}, r"has the shape \(64, 32\), but the model's has \(48, 32\)"),
         ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's has \(160, 1000000\)"),
-        ({"model": {"encoder_attention_heads": 5}}, "5 attention heads do not divide"),
+        ({"model": {"encoder_attention_heads": 5}}, "is not divisible by 5 attention heads"),
         ({"model": {"activation_fn": "exec"}}, "config.json: --activation-fn exec: must be one of gelu"),
     ):
         change_config(copy, **changes)

@@ -75,7 +75,7 @@ def test_initialisation_is_transformer_xls():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(num_heads=5), "5 attention heads do not divide .* 12"),
+        (dict(num_heads=5), "dimension of 12 is not divisible by 5 attention heads"),
         (dict(num_heads=0), "0 attention heads"),
         (dict(embed_dim=9, num_heads=3), "embedding dimension must be even .* not 9"),
         (dict(ffn_embed_dim=0), "feed-forward sublayers must be 1 or more, not 0"),

@@ -42,7 +42,7 @@ def test_a_network_is_the_model_that_fairseq_builds(arch):
         ({"dropuot": 0.1}, "unknown option dropuot; did you mean dropout"),
         ({"max_positions": "many"}, "option max_positions is 'many', but must be of type int"),
         ({"norm": "batch"}, "--norm batch: must be one of layer, rms"),
-        ({"encoder_attention_heads": 5}, "5 attention heads do not divide an embedding dimension of 32"),
+        ({"encoder_attention_heads": 5}, "an embedding dimension of 32 is not divisible by 5 attention heads"),
     ],
 )
 def test_a_mistake_is_refused_in_words(given, said):

@@ -192,7 +192,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base text.txt", "if it is raw text, run `lazyformer corpus text.txt data` first"),
         ("bert_base texts", "texts contains no dict.txt, so it is not binarized data; if it is raw text, run `lazyf"),
         ("bert_base data --update-freq 4", "error: --update-freq: derived from --sequences-per-update"),
-        ("bert_base data --max-tokens=4096", "error: --max-tokens: use --batch-size, in sequences"),
+        ("bert_base data --max-tokens=4096", "error: --max-tokens: use --batch-size, which counts sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: omit this option"),
         (
             "bert_base data --tokenizer moses",

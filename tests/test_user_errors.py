@@ -402,7 +402,7 @@ def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, mon
     monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
     said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
     lacks = "not_there or nor_this is not installed"
-    assert said == f"{option}: nothing would be written, because {lacks}: pip install this"
+    assert said == f"{option}: nothing would be written, because {lacks}; run pip install this"
 
 
 def test_what_would_fail_after_the_start_is_refused_before(data_folder, tmp_path, fairseq_train):

@@ -18,7 +18,7 @@ Plain = TypeVar("Plain")
 def fairseq_class(plain: type) -> type:
     """Return a picklable subclass of one of our classes and of fairseq's dictionary or dataset class.
 
-    It has our class's name, and our class's methods take precedence.
+    The subclass has our class's name, and our class's methods take precedence.
     """
 
     def reduce(instance: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The record of a fairseq run: ``run.json``, and a line of ``metrics.jsonl`` per logging interval and validation.
+"""The record of a fairseq run: ``run.json``, and a line of ``metrics.jsonl`` for each logging interval and validation.
 
 The file format is defined in :mod:`lazyformer_fairseq.training.run_record`; the metrics are the ones that fairseq logs.
 """
@@ -132,7 +132,7 @@ class RunRecorder:
         self._metrics.append(line)
 
     def rewind(self, updates: int) -> None:
-        """Remove all lines after a given number of updates, because the run rolls back to a checkpoint."""
+        """Remove all lines about updates after `updates`, because the run rolls back to that update."""
         if self._metrics is not None:
             self._metrics.rewind(updates)
 

@@ -105,10 +105,10 @@ class ImportWatcher:
 
 
 class _Watcher(ImportWatcher):
-    """A watcher that registers once fairseq is imported and none of our modules is still being imported.
+    """A watcher that registers this package once fairseq is imported and none of our modules is still being imported.
 
-    If one of our modules imports fairseq, that module must finish first. Otherwise, the modules that registration
-    imports would see it partially initialized.
+    If one of our modules imports fairseq, registration must wait until that module is complete. Otherwise, the modules
+    that registration imports would find it only partially initialized.
     """
 
     is_done = False

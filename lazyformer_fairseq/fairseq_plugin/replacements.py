@@ -39,7 +39,7 @@ class Stage(Enum):
 
 
 class How(Enum):
-    """The way our function or class replaces the target."""
+    """The way in which our function or class replaces the target."""
 
     WRAP = "is called instead of the target, with the target as an additional first argument"
     REPLACE = "replaces the target"
@@ -54,10 +54,10 @@ class Replacement:
     Attributes:
         stage: when the replacement is installed.
         target: the replaced object, as ``module:name`` or ``module:Class.name``.
-        ours: our function or class, as ``module:name`` relative to this folder, with the target's parameter names.
+        ours: our function or class, as ``module:name`` relative to this folder; it has the target's parameter names.
         why: what fairseq does without the replacement.
         how: how our object replaces the target.
-        copies: modules that may have imported the target by name, and where it must also be replaced.
+        copies: other modules that may have imported the target by name, so that it must be replaced there too.
     """
 
     stage: Stage
@@ -69,7 +69,7 @@ class Replacement:
 
 
 # fairseq modules that call eval() on settings. A model's settings come from its checkpoint, which also names the
-# fairseq model: for fconv_lm, fairseq would run any code in decoder_layers.
+# fairseq model. If that is fconv_lm, for example, fairseq would run any code in decoder_layers.
 EVALUATING_MODULES = tuple(
     f"fairseq.{name}"
     for name in """
@@ -96,7 +96,7 @@ REPLACEMENTS = (
         Stage.REGISTRATION,
         "fairseq.options:parse_args_and_arch",
         "reliability.options:starting_when_parsed",
-        "fairseq's commands accept invalid options and interpret --bf16 as a TPU; they parse options as a run starts",
+        "fairseq's commands accept invalid options and take --bf16 to mean a TPU; every run starts by parsing options",
     ),
     Replacement(
         Stage.REGISTRATION,
@@ -108,7 +108,7 @@ REPLACEMENTS = (
         Stage.REGISTRATION,
         "fairseq.dataclass.initialize:add_defaults",
         "reliability.options:starting_with_defaults",
-        "runs under hydra and child processes do not parse options; this is the first function that they call",
+        "hydra runs and child processes do not parse options; this is the first function that they call",
         copies=TRAINING,
     ),
     Replacement(
@@ -167,8 +167,8 @@ REPLACEMENTS = (
         "fp16 and bf16 checkpoints contain only the rounded weights, and gradients are summed in half precision",
         How.REPLACE,
     ),
-    # fairseq writes a checkpoint under its first name atomically, but copies it to the others in place. It verifies no
-    # file, and stops if the disk is full.
+    # fairseq writes a checkpoint under its first name atomically, but copies it to its other names in place. It
+    # verifies no file, and stops if the disk is full.
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:load_checkpoint",
@@ -253,7 +253,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
     misfits = {row: misfit for row in missing if (misfit := find_missing_target(row))}
     if misfits:
         listed = "\n  ".join(misfits.values())
-        message = f"the plugin requires {WRITTEN_FOR}; install that version; these targets are missing\n  {listed}"
+        message = f"the plugin requires {WRITTEN_FOR}; install that version. These targets are missing:\n  {listed}"
         if strict:
             raise UserError(message)
         logger.warning(message)
@@ -278,7 +278,7 @@ def start_run(command_line: bool = False) -> None:
 
 
 def protect_loads() -> None:
-    """Install the rows that keep files from running code; raise a UserError for missing targets, like `start_run`."""
+    """Install the rows that keep files from running code; like `start_run`, raise a UserError for missing targets."""
     install(Stage.LOADING, strict=True)
 
 

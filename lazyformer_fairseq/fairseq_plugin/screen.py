@@ -19,8 +19,8 @@ from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)
 
-TIMED = 1.0  # seconds of repeated passes, of which only the last one is measured
-LONG = 10.0  # seconds; a longer pass is not repeated, even if it is the first one, which also selects back ends
+TIMED = 1.0  # seconds; passes are repeated for this long, and only the last one is measured
+LONG = 10.0  # seconds; a pass that takes longer is not repeated, not even the first one, which also selects back ends
 
 
 class Screen:
@@ -37,7 +37,7 @@ class Screen:
         self._began = self._said = time.monotonic()
 
     def introduce(self) -> None:
-        """Describe the model, the data and the run, with a time estimate on a CPU; call this after loading the data."""
+        """Describe the model, data and run and, on a CPU, estimate the time; call this after loading the data."""
         if not self.seconds:
             return
         trainer = self._trainer
@@ -116,7 +116,7 @@ class Screen:
 
 
 def _seconds_of_pass(trainer: Any) -> float:
-    """Time a forward and backward pass of the first batch, in seconds, without affecting the run."""
+    """Return the time in seconds of a forward and backward pass on the first batch, without affecting the run."""
     model = trainer.get_model()
     optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
     criterion = trainer.get_criterion()

@@ -64,10 +64,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
         guard: the guard against bad updates; None if processes see different gradients.
         screen: the screen output for ``--log-seconds``.
         recorder: the writer of ``run.json`` and ``metrics.jsonl``.
-        epoch_iterator: the current training data iterator, for saving between epochs.
+        epoch_iterator: the current iterator over the training data, which is also needed to save between epochs.
         not_saved: the reason the last save failed; None if it succeeded.
         experts: the model's experts, distributed over processes; None if each process has all of them.
-        back_ends: the back ends selected by ``--attention-backend auto``, in the form that all processes share.
+        back_ends: the back ends selected by ``--attention-backend auto``, the same in all processes.
         word_counter: the counter of words that the model has read.
     """
 
@@ -97,13 +97,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
         task.after_validation = self.recorder.add_validation
-        self._passes: Optional[tuple[int, int]] = None  # begun and total passes in the current update
+        self._passes: Optional[tuple[int, int]] = None  # (passes begun, passes in total) in the current update
         self._tokens = 0  # tokens in the current update: first this process's, then the sum over processes
         self.word_counter = word_counter(cfg)
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
-        """Set the epoch length in the learning-rate schedule, which is built before the data is loaded."""
+        """Also set the learning-rate schedule's epoch length, which is unknown until the data is loaded."""
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
         set_updates_per_epoch(self, epoch)
         return self.epoch_iterator
@@ -221,7 +221,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def clip_grad_norm(self, clip_norm):
-        """Have the guard check the update, because this is the last call before the optimizer steps."""
+        """Have the guard check the update, because this is the last call before the optimizer step."""
         clip = partial(super().clip_grad_norm, clip_norm)
         if self.experts is not None:
             clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
@@ -257,7 +257,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Remove closed metric contexts, which fairseq would keep.
 
         fairseq opens a context with a new random name in each update and never removes the name from its counts. This
-        leaks about 200 bytes per update in a dictionary that each validation copies.
+        leaks about 200 bytes per update into a dictionary that each validation copies.
         """
         output = super()._reduce_and_log_stats(*args, **kwargs)
         counts = metrics._active_aggregators_cnt
@@ -308,9 +308,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def save_checkpoint(self, filename, extra_state, with_optimizer=True):
         """Save atomically, with additional state.
 
-        The additional state consists of the counters of skipped updates, ``--patience`` and tokens, and the selected
-        back ends. fairseq's crash.pt is not saved after a user error, and nothing is saved if shared experts have not
-        been gathered.
+        The additional state consists of the selected back ends and the counters for skipped updates, ``--patience``
+        and tokens read. fairseq's crash.pt is not saved after a user error, and nothing is saved if shared experts have
+        not been gathered.
 
         Returns:
             The path of the file; None if it was not saved.
@@ -357,7 +357,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             wall = metrics.get_meter("default", "wall")
             extra_state = super().load_checkpoint(filename, *resets)
             loaded_wall = metrics.get_meter("default", "wall")
-            if wall is not None and loaded_wall is not None:  # fairseq restores this meter stopped, at 0
+            if wall is not None and loaded_wall is not None:  # fairseq restores this meter as stopped at 0
                 loaded_wall.start_time = wall.start_time
             if self.guard is not None:
                 self.guard.load(extra_state, reset_optimizer)
@@ -372,8 +372,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, but not to the task
         if extra_state["train_iterator"]["iterations_in_epoch"]:
             return extra_state
-        # The epoch was finished. Averages over the last updates continue across epochs, while averages over an epoch
-        # restart. The next step would have been to pass the validation loss to the schedule.
+        # The checkpoint was written at the end of an epoch. Averages over the last updates continue across epochs,
+        # whereas averages over an epoch restart. The run's next step would have been to pass the validation loss to
+        # the schedule.
         if not reset_meters:
             meter = extra_state.get("metrics", {}).get("train_inner")
             if meter is not None:
@@ -390,9 +391,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
         suffix = self.checkpoint_suffix
         updates = self.get_num_updates()
         if updates in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)):
-            self._save_apart(listed_name(updates, suffix), f"update {updates} of --keep-updates-list is lost")
+            self._save_apart(listed_name(updates, suffix), f"the checkpoint of update {updates} is lost")
         for name in due:
-            self._save_apart(f"{name}{suffix}.pt", f"{name} of --checkpoint-words is lost", with_optimizer=False)
+            self._save_apart(f"{name}{suffix}.pt", f"the checkpoint {name} is lost", with_optimizer=False)
 
     def _save_apart(self, name: str, lost: str, with_optimizer: bool = True) -> None:
         """Save a complete checkpoint under a file name that fairseq neither resumes from nor removes.
@@ -422,7 +423,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
         Args:
             epoch_itr: the training data iterator.
-            seconds: the run's training time, over all its starts.
+            seconds: the run's training time in seconds, summed over all its starts.
         """
         limits = self.cfg.optimization
         patience = self.cfg.checkpoint.patience
@@ -446,10 +447,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
             checkpoint: the loaded file.
 
         Raises:
-            UserError: the checkpoint was written by a different run, so this run would end without its own checkpoint.
+            UserError: the checkpoint was written by a different run, so this run would end without writing one.
         """
         limit = self.limit_reached(epoch_itr, self._previous_training_time)
-        if not limit or not self.get_num_updates():  # fine-tuning starts with none
+        if not limit or not self.get_num_updates():  # fine-tuning starts at update 0
             return False
         made = f"{checkpoint} has completed {self.get_num_updates():,} updates"
         if checkpoint.absolute().parent != Path(self.cfg.checkpoint.save_dir).absolute():
@@ -473,7 +474,7 @@ def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
 
 
 def _early_stopping() -> dict[str, Any]:
-    """Return fairseq's ``--patience`` state: `num_runs`, the validations without improvement, and the `best` metric.
+    """Return fairseq's ``--patience`` state: `num_runs` (validations without improvement) and `best` (the best metric).
 
     fairseq stores both as attributes of a function, whose module is ``__main__`` if fairseq was started with
     ``python -m``.
@@ -525,13 +526,13 @@ def _checkpoint_errors_named(filename: str) -> Iterator[None]:
             raise
         cause = error.__context__ or error  # fairseq's own error hides what is wrong with the weights
         raise UserError(
-            f"{filename}: does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): use "
+            f"{filename} does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): use "
             "the options that it was trained with, a different --save-dir, or --reset-optimizer to continue with a new "
             "optimizer state"
         ) from error
 
 
-# Replacements for fairseq's functions, which replacements.py installs.
+# Replacements for fairseq's functions; replacements.py installs them.
 
 
 def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
@@ -576,7 +577,9 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     except NotSavedError as error:
         trainer.not_saved = str(error)
         if trainer.limit_reached(epoch_itr, trainer.cumulative_training_time()):
-            raise UserError(f"{error}\nTraining has finished; free up disk space and run it again") from error
+            raise UserError(
+                f"{error}\nTraining has finished; free up disk space and run the same command again"
+            ) from error
         logger.warning("%s\nThe run continues, and saving is retried at the next checkpoint", error)
         return None
     finally:

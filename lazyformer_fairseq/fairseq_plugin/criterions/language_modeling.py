@@ -46,7 +46,7 @@ class CausalLMCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Log the perplexity and the objective's scalars over all processes."""
+        """Log the perplexity and the objective's scalars, aggregated over all processes."""
         log_scalars(cls.OBJECTIVE.scalars(logging_outputs))
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
 

@@ -52,13 +52,13 @@ class Pretraining(Launch):
         "--batch-size",
         "--max-sentences",
         low=1,
-        shown="as many as fit in GPU memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
+        shown="as many as fit in GPU memory (see --fit); otherwise 16 (causal: an eighth of an update), or 4 on a CPU",
     )
     sequences_per_update: Optional[int] = option(
         None,
         "Number of sequences per update over all processes; must be a multiple of nodes x gpus.",
         low=1,
-        shown="set by the recipe, 256 for table5, or by the causal arch",
+        shown="set by the recipe (256 for table5) or by the causal arch",
     )
     recipe: Optional[str] = option(
         None,
@@ -66,7 +66,7 @@ class Pretraining(Launch):
         choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
         shown="table5, or the causal arch's own",
     )
-    without: tuple[str, ...] = option((), "Options of --recipe laptop to omit.", metavar="NAME,...")
+    without: tuple[str, ...] = option((), "Options to omit from --recipe laptop.", metavar="NAME,...")
     phase1: str = option(
         "",
         "With --recipe phases or longformer: options for phase 1 only, such as '--max-update 9'.",
@@ -78,7 +78,7 @@ class Pretraining(Launch):
     phase5: str = option("", "Options for phase 5 only, with --recipe longformer.", metavar="'OPTIONS'")
     distill: Optional[Path] = option(
         None,
-        "If ARCH is a folder: teacher to distill from, a checkpoint or a folder that contains one.",
+        "Teacher to distill from, if ARCH is a folder: a checkpoint, or a folder that contains one.",
         metavar="ORIGINAL",
     )
 
@@ -113,18 +113,18 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --recipe laptop: 20,000 updates of 2 x 512 tokens, Muon, for one core and a small arch, such as bert_laptop
     --recipe phase1: 7,038 updates of 65,536 x 128 tokens, LAMB, peak learning rate 6e-3, 28.43% warm-up
     --recipe phase2: 1,563 updates of 32,768 x 512 tokens, LAMB, peak learning rate 4e-3, 12.8% warm-up
-    --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
+    --recipe phases: phase1, then phase2 from phase1's weights, in DIR/phase1 and DIR/phase2; see docs/reproduce.md
 
     If you rerun the command, it resumes from its last checkpoint on however many GPUs are available. It saves a
-    checkpoint every 5,000 updates and keeps the last three. It also keeps every 100,000th update permanently
-    (--keep-updates-list), because the paper fine-tunes some of them. On SIGTERM, SIGUSR1 or Ctrl-C it finishes the
-    current update, saves, and exits with code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current update and saves
-    the state before it.
+    checkpoint every 5,000 updates and keeps the last three. It also keeps the checkpoint of every 100,000th update
+    permanently (--keep-updates-list), because the paper fine-tunes some of these. On SIGTERM, SIGUSR1 or Ctrl-C it
+    finishes the current update, saves, and exits with code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current
+    update and saves the state from before it.
 
     On data written by `lazyformer corpus`, --checkpoint-words 1M,2M,5M also saves the encoder after about that many
     words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
 
-    The screen shows a summary of the run, a time estimate on a CPU, and then one line per minute (--log-seconds 60).
+    The screen shows a summary of the run (on a CPU, with a time estimate), then one line per minute (--log-seconds 60).
     All other output goes to train.log in --save-dir. --log-seconds 0 shows fairseq-train's output instead.
 
     ARCH may be a folder written by `lazyformer import` or `lazyformer export`. Masked-LM training of its model then
@@ -133,7 +133,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     (--distill-attention-weight). See docs/huggingface.md.
 
     ARCH may be a YAML file, either your own or one from this package (bert_base.yaml). The command then runs
-    fairseq-hydra-train with sizes for this machine. Settings may follow, such as optimization.max_update=1000 or
+    fairseq-hydra-train with a batch size for this machine. Settings may follow, such as optimization.max_update=1000 or
     recipe=phase1.
 
     A causal ARCH (par_transformer_base, ...) trains on data written by `lazyformer lm prepare` in the setting of the
@@ -141,13 +141,13 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     states for the base models). *_large uses 384 tokens, 128 rows and 100,000 updates. *_24b uses 512 tokens and 96
     rows, which keeps all updates at 49,152 tokens (our choice; the paper does not say). longformer_small uses 32 rows
     of 2,048 tokens without memory, as in the first phase of Longformer's Table 12, and sparse_transformer_base uses 4
-    rows of 12,288 tokens, the Sparse Transformer's context. Dropout is set by the arch, 0.1 for the base models.
+    rows of 12,288 tokens, the Sparse Transformer's context. Dropout is set by the arch (0.1 for the base models).
 
     \b
-    --recipe nvidia: the default of the paper's models, from the code linked in its footnote. LAMB without bias
+    --recipe nvidia: the default for the paper's models, from the code linked in its footnote: LAMB without bias
         correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clipping at 0.25, and streams with a
         different start in each epoch; *_large: 16,000 updates of warm-up, decay to 0.0001, weights from N(0, 0.005)
-    --recipe transformer-xl: the default of other papers' archs. Transformer-XL's Adam, 1,000 updates of warm-up to
+    --recipe transformer-xl: the default for other papers' archs: Transformer-XL's Adam, 1,000 updates of warm-up to
         2.5e-4, cosine decay to zero, clipping at 0.25
     --recipe longformer: for longformer_small, all five phases of Longformer's Table 12, in DIR/phase1 to DIR/phase5,
         each initialized from the weights of the previous one. From phase to phase, windows and segments double (2,048
@@ -156,9 +156,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --recipe longformer-phase: the optimizer for a single phase of Longformer
 
     Rows are streams through the text, each with its own memory; the options call them sequences. On fewer GPUs, an
-    update consists of several consecutive segments of fewer streams. The command saves every 1,000 updates, including
-    the memory, which starts empty if the number of streams has changed. To evaluate: lazyformer lm evaluate CHECKPOINT
-    DATA --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
+    update consists of several consecutive segments of fewer streams. The command saves a checkpoint, including the
+    memory, every 1,000 updates. If the number of streams has changed, a resumed run starts with empty memory. To
+    evaluate: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer (see docs/trainers.md)")
     from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
@@ -187,7 +187,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if run.recipe and warm:
         raise UserError(
             f"--recipe {run.recipe}: {arch} is a trained model's folder, and its training always continues with the "
-            "table5 settings; omit the option"
+            "table5 settings; omit --recipe"
         )
     choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
     if run.recipe and run.recipe not in choices:

@@ -25,7 +25,7 @@ OWN = {  # options that the launcher sets itself, which the user therefore must 
     "--update-freq": "derived from --sequences-per-update; set that instead, or run fairseq-train yourself",
     "--fp16": "use --precision fp16 instead",
     "--bf16": "use --precision bf16 instead",
-    "--max-tokens": "use --batch-size, in sequences, or run fairseq-train yourself",
+    "--max-tokens": "use --batch-size, which counts sequences, or run fairseq-train yourself",
     "--tokenizer": "omit this option; the command uses the tokenizer that `lazyformer corpus` wrote beside DATA",
 }
 Setting = Union[str, int, float, bool]
@@ -148,7 +148,7 @@ class Launch:
 
         Args:
             job: the training job.
-            otherwise: the batch size without a GPU, with unknown GPU memory, or with ``--no-fit``.
+            otherwise: the batch size to use without a GPU, if its memory is unknown, or with ``--no-fit``.
         """
         memory = self.memory if self.found and self.fit else None
         if memory is None:

@@ -31,7 +31,7 @@ OWN = {
     "save_dir": "set it once for all phases; each phase gets a subfolder",
     "finetune_from_model": "each phase starts from the previous one; to start phase 1 from a model, set it in --phase1",
 }
-# Options that may change when a run is resumed, because they affect how it runs and not what is trained.
+# Options that may change when a run is resumed, because they affect how it runs but not what is trained.
 FREE = """
     gpus nodes node_rank master max_restarts precision fit no_fit dry_run save_dir
     sequences_per_gpu batch_size max_sentences batch_size_valid num_workers ddp_backend
@@ -82,7 +82,7 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
         settings = {"arch": arch, "data": data}
         for phase_name, phase_words in words.items():
             for name, value in options_by_name(phase_words).items():
-                if name not in FREE:  # these do not affect what is trained
+                if name not in FREE:  # options in FREE do not affect what is trained
                     settings[f"{phase_name} --{name.replace('_', '-')}"] = value
         keep_settings(out / "phases.json", settings, "a pre-training run", begun=(out / "phase1").exists())
 
@@ -165,7 +165,7 @@ def _refuse_without_weights(phase: str, folder: Path) -> None:
 def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
     """Return whether a phase has completed all its updates.
 
-    The answer is recorded in ``finished.json``, in case the checkpoint is lost.
+    A finished phase is recorded in ``finished.json``, in case its checkpoint is lost.
 
     Raises:
         UserError: the folder's checkpoint was written by a different phase.

@@ -80,7 +80,7 @@ RECIPES = {
     # LazyFormer, Table 5; a tenth of its updates when continuing from a trained model.
     "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
     "continue": Recipe(None, 256, 100_000, ADAM),
-    # PAR Transformer, section 3.2, for tokens, sequences and updates. Beyond these the paper only names NVLAMB, so the
+    # Tokens, sequences and updates are from PAR Transformer, section 3.2. The paper otherwise only names NVLAMB, so the
     # rest follows NVIDIA's BERT (DeepLearningExamples, PyTorch) with the same sequences and updates.
     "phase1": Recipe(128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"),
     "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
@@ -131,8 +131,8 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
     """Return the options of Longformer's phases by phase name (Longformer, section 4.2).
 
     From phase to phase, windows and segments double and the learning rate halves. The last phase's segments are less
-    than doubled, as in the paper. Each phase warms up over a tenth of its updates, but at most 10,000 updates, and then
-    keeps its learning rate.
+    than doubled, as in the paper. Each phase warms up for a tenth of its updates or for 10,000 updates, whichever is
+    less, and then keeps its learning rate constant.
 
     Args:
         pattern: the first phase's pattern.
@@ -147,7 +147,7 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
             f"--recipe {LONGFORMER} doubles windows, but {pattern} has none; use a pattern such as s[window=32]"
         )
     for name in ("tgt_len", "max_update"):
-        if whole_number(given.get(name, "1")) is None:  # 1e3 is within fairseq's bounds
+        if whole_number(given.get(name, "1")) is None:  # the check of bounds accepts 1e3
             raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
     try:
         rate = float(given.get("lr", 2.5e-4))

@@ -77,7 +77,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         return loading.load(folder, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Adapt a checkpoint whose classification heads or number of positions differ, and log the changes."""
+        """Adapt a checkpoint whose heads or number of positions differ from the model's, and log the changes."""
         super().upgrade_state_dict_named(state_dict, name)
         match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions

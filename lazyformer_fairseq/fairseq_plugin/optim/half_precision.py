@@ -1,4 +1,6 @@
-"""fairseq's half-precision optimizer with exact checkpoints and fp32 gradient accumulation, under fairseq's class name.
+"""A subclass of fairseq's half-precision optimizer that adds exact checkpoints and fp32 gradient accumulation.
+
+It has the same name as fairseq's class.
 
 Checkpoints: fairseq saves only the rounded weights, so a resumed run loses the parts of its updates that lie below the
 8 significant bits of bf16 or the 11 of fp16. This class also saves the fp32 weights (4 bytes per parameter) and the
@@ -86,7 +88,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @override
     def _sync_fp16_grads_to_fp32(self) -> None:
-        """Average the sums over processes and add the last batch; fairseq calls this after all batches."""
+        """Average the sums over processes and add the last batch's gradient; fairseq calls this after all batches."""
         if self.fp32_sum_groups is None:
             super()._sync_fp16_grads_to_fp32()
         elif self._needs_sync:

@@ -36,7 +36,7 @@ class AdamLikeOptimizer(FairseqOptimizer):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
-    """:class:`~lazyformer_fairseq.training.optimizers.FusedAdam` as fairseq's optimizer."""
+    """:class:`~lazyformer_fairseq.training.optimizers.FusedAdam` as a fairseq optimizer."""
 
     @property
     def supports_flat_params(self) -> bool:
@@ -46,9 +46,9 @@ class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
 
 @register_optimizer("nvlamb", dataclass=NvLambConfig)
 class NvLamb(optimizers.NvLamb, AdamLikeOptimizer):
-    """:class:`~lazyformer_fairseq.training.optimizers.NvLamb` as fairseq's optimizer."""
+    """:class:`~lazyformer_fairseq.training.optimizers.NvLamb` as a fairseq optimizer."""
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class MuonAndAdam(muon.MuonAndAdam, AdamLikeOptimizer):
-    """:class:`~lazyformer_fairseq.training.muon.MuonAndAdam` as fairseq's optimizer."""
+    """:class:`~lazyformer_fairseq.training.muon.MuonAndAdam` as a fairseq optimizer."""

@@ -25,17 +25,17 @@ WSDConfig = to_fairseq_dataclass(schedules.WSDOptions, "WSDConfig", base=WarmupC
 
 @register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
 class LinearWarmupSchedule(schedules.LinearWarmupSchedule, FairseqLRScheduler):
-    """:class:`~lazyformer_fairseq.training.schedules.LinearWarmupSchedule` as fairseq's schedule."""
+    """:class:`~lazyformer_fairseq.training.schedules.LinearWarmupSchedule` as a fairseq schedule."""
 
 
 @register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
 class PolynomialWarmupSchedule(schedules.PolynomialWarmupSchedule, FairseqLRScheduler):
-    """:class:`~lazyformer_fairseq.training.schedules.PolynomialWarmupSchedule` as fairseq's schedule."""
+    """:class:`~lazyformer_fairseq.training.schedules.PolynomialWarmupSchedule` as a fairseq schedule."""
 
 
 @register_lr_scheduler("wsd", dataclass=WSDConfig)
 class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
-    """:class:`~lazyformer_fairseq.training.schedules.WSDSchedule` as fairseq's schedule."""
+    """:class:`~lazyformer_fairseq.training.schedules.WSDSchedule` as a fairseq schedule."""
 
 
 def set_updates_per_epoch(trainer, epoch: int) -> None:

@@ -53,7 +53,7 @@ class TrainerGuard(UpdateGuard):
             for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
         )
         if spike and not spike > 1:
-            raise UserError(f"--loss-spike {spike}: must be greater than 1, or 0 to disable it")
+            raise UserError(f"--loss-spike {spike}: must be greater than 1, or 0 to disable the check")
         super().__init__(max_in_a_row, max_rollbacks, spike)
         self.trainer = trainer
         self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
@@ -68,7 +68,7 @@ class TrainerGuard(UpdateGuard):
         self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Store the criterion's logged values and sample size for a batch, on their device; this is a forward hook."""
+        """Store a batch's logged values and sample size without moving them; this is the criterion's forward hook."""
         if criterion.training:
             _, sample_size, log = output
             self.logs.append(log)
@@ -167,7 +167,7 @@ class TrainerGuard(UpdateGuard):
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
-            raise UserError("--loss-spike: this --criterion logs no loss; omit the option")
+            raise UserError("--loss-spike: this --criterion logs no loss; omit --loss-spike")
         logged = []
         for log in self.logs:
             for name, value in log.items():
@@ -282,14 +282,14 @@ class TrainerGuard(UpdateGuard):
 
 
 def can_be_guarded(trainer) -> bool:
-    """Return whether all of a run's processes see the same gradients: not with BMUF, SlowMo or FSDP, nor on a TPU."""
+    """Return whether all of a run's processes see the same gradients; False for BMUF, SlowMo, FSDP and TPUs."""
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
-    """Return numbers and one-element tensors as a float64 vector on the CPU, with one copy from `like`'s device."""
+    """Return numbers and one-element tensors as a float64 CPU vector, using a single copy from `like`'s device."""
     on_device = [
         value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
@@ -302,7 +302,7 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 
 @contextmanager
 def _restored_metric_contexts() -> Iterator[None]:
-    """Close the contexts in which fairseq aggregates metrics, which an exception would leave open."""
+    """Close fairseq's metric contexts if the update raises an exception, which would otherwise leave them open."""
     active = metrics._active_aggregators.copy()
     counts = metrics._active_aggregators_cnt.copy()
     try:
@@ -332,7 +332,7 @@ class GoodCheckpoints:
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
-        """Ignore the existing checkpoints beyond `updates` updates, which the run has abandoned.
+        """Ignore existing checkpoints with more than `updates` updates, which the run has abandoned.
 
         A checkpoint that is later saved under the same name is not ignored.
         """
@@ -346,7 +346,7 @@ class GoodCheckpoints:
         This reads all files to check that they are intact.
 
         Args:
-            first_bad: the number of updates before the first bad one. A checkpoint with this many updates or more
+            first_bad: the number of updates before the first bad one. A checkpoint with at least this many updates
                 contains the weights that caused the bad update.
 
         Returns:

@@ -54,7 +54,7 @@ class NotSavedError(UserError):
 def check_writable_folder(save_dir: str) -> None:
     """Create ``--save-dir`` and check that files can be written there.
 
-    fairseq's own check would overwrite and remove a user's file ``dummy`` in the folder.
+    fairseq's own check would overwrite and remove a user's file named ``dummy`` in the folder.
 
     Raises:
         UserError: the folder cannot be created, or no file can be written there.
@@ -117,10 +117,10 @@ def _describe_failure(path: str, needed: int, error: OSError) -> str:
     try:
         room = f"{shutil.disk_usage(folder).free:,} bytes are free"
     except OSError as problem:
-        room = f"{folder}: {problem.strerror}"
+        room = f"the free space of {folder} is unknown ({problem.strerror})"
     return (
-        f"{path}: not saved: {error.strerror or error}; it needs about {needed:,} bytes, {room}: free up space. "
-        "Earlier checkpoints are unchanged"
+        f"{path} was not saved ({error.strerror or error}): it needs about {needed:,} bytes, and {room}. Free up "
+        "space; earlier checkpoints are unchanged"
     )
 
 
@@ -145,7 +145,7 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
 
 
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
-    """Replace fairseq's loader: check the file first, and run no code in it, regardless of the environment.
+    """Replace fairseq's loader: check the file first, and run no code in it, whatever environment variables are set.
 
     The file may also be an export in safetensors format.
 
@@ -176,7 +176,7 @@ def read_setting(text: str) -> Any:
             return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
-            f"setting {text[:200]!r}: refused without running it: a value may only contain numbers, strings and "
+            f"the setting {text[:200]!r} was refused without running it: a value may contain only numbers, strings and "
             f"lists ({first_line(error)})"
         ) from None
 
@@ -203,13 +203,13 @@ def refusing_archives(load_archive_file, archive_file):
         UserError: the path is an archive or a URL instead of a folder.
     """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
-        raise UserError(f"{archive_file}: refused without unpacking it; unpack it and pass the folder")
+        raise UserError(f"{archive_file} was refused without unpacking it; unpack it yourself, and pass the folder")
     return load_archive_file(archive_file)
 
 
 LAST = "checkpoint_last.pt"  # fairseq's default for --restore-file, relative to --save-dir
-# File names, in this order: an epoch's checkpoint, an update's (--save-interval-updates), an update's
-# (--keep-updates-list), the best one, one of the best (--keep-best-checkpoints), and the last one.
+# Checkpoint names, in the order of the alternatives: after an epoch, after an update (--save-interval-updates), after
+# an update of --keep-updates-list, the best, one of the best (--keep-best-checkpoints), and the last.
 _NAME = re.compile(
     r"checkpoint(\d+|_\d+_\d+|_update_\d+|_best|\.best_\S+?_(-?\d+\.\d+|nan\d|-?inf\d)|_last)"
     r"(?P<suffix>\S*)\.pt"
@@ -234,14 +234,14 @@ def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
     """Return a folder's checkpoints with this suffix, most recently written first."""
     ages = {}
     for path in Path(folder).glob("checkpoint*.pt"):
-        with suppress(FileNotFoundError):  # a dangling link, or a file that was just removed
+        with suppress(FileNotFoundError):  # a broken symbolic link, or a file that was just removed
             if suffix_of(path) == suffix and path.is_file():
                 ages[path] = path.stat().st_mtime_ns
     return sorted(ages, key=ages.get, reverse=True)
 
 
 def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
-    """Choose the checkpoint to start from with :func:`choose`, the same one in all processes.
+    """Choose the checkpoint to start from, the same one in all processes; see :func:`choose`.
 
     Args:
         cfg: fairseq's checkpoint options.
@@ -297,7 +297,7 @@ def choose(cfg: Any) -> Optional[Path]:
         except DamagedCheckpointError as error:
             damaged = [str(error)]
             others.remove(last)
-    updates: dict[Path, int] = {}  # the number of updates per resumable checkpoint
+    updates: dict[Path, int] = {}  # the number of updates of each resumable checkpoint
     for path in others:
         try:
             updates[path], has_optimizer = look_into(path)
@@ -319,7 +319,7 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
-    """Return the paths of ``checkpoint_last.pt`` and of the file that fairseq loads if it does not exist."""
+    """Return the path of ``checkpoint_last.pt``, and the path of the file that fairseq loads in its absence."""
     last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
     return last, cfg.continue_once or cfg.finetune_from_model
 
@@ -373,7 +373,7 @@ class CarefulOs:
 
 
 def _is_dispensable(path: Path) -> bool:
-    """Return whether a file is not an intact checkpoint, or whether its folder has another one as complete."""
+    """Return True if a file is not an intact checkpoint, or if its folder has another one that is as complete."""
     suffix = suffix_of(path)
     if suffix is None:
         return True

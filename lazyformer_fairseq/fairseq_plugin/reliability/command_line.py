@@ -67,8 +67,8 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
     """Find the UserError in an error's chain of causes, or create one for other errors that only the user can fix.
 
-    A UserError is created for a full disk, a missing fairseq installation, a hydra error about a setting, and an
-    `error` because this process may not open, write or rename a file.
+    A UserError is created for a full disk, a missing fairseq installation, a hydra error about a setting, and, if it is
+    `error` itself, for a file that this process cannot open, write or rename.
 
     Args:
         error: the error, which may itself be a UserError.

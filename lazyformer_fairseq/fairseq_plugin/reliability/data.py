@@ -1,7 +1,7 @@
 """Resuming in the middle of an epoch with exactly the samples that the run has not seen yet.
 
 fairseq distributes an epoch's shuffled batches round-robin over its processes and saves the number of rounds. This
-number is only a valid position while the number of processes and the batches stay the same. Here the state also records
+number is a valid position only while the number of processes and the batches stay the same. Here the state also records
 how the batches were made and how many of them all processes together have consumed. If the number of processes has
 changed, the remaining batches are distributed over the new processes in the same order. If the batch size (in sentences
 or tokens) has changed, the remaining samples are divided into new batches in the same order. Masks depend only on the
@@ -132,7 +132,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return sum(map(len, self.frozen_batches))
 
     def _what_is_left(self, epoch: int, shuffle: bool) -> Batches:
-        """Return the epoch's remaining batches in the order that all processes together consume them."""
+        """Return the epoch's remaining batches in the order in which all processes together consume them."""
         first, *others = self.pieces
         if first["batch_size"] in (self.batch_size, None):
             batches = self.frozen_batches
@@ -145,7 +145,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return left
 
     def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
-        """Return batches in the order that `shards` processes together consume them.
+        """Return batches in the order in which `shards` processes together consume them.
 
         The order depends on the number of processes only with grouped shuffling.
         """

@@ -77,11 +77,12 @@ class ReliabilityConfig(FairseqDataclass):
     )
     sequences_per_update: Optional[int] = option(
         None,
-        "sequences per update over all GPUs; sets --update-freq, and --batch-size becomes an upper bound",
+        "sequences per update over all GPUs; this sets --update-freq and makes --batch-size an upper bound",
     )
     log_seconds: float = option(
         0.0,
-        "seconds between progress lines; other output except warnings and metrics goes only to train.log; 0: show all",
+        "seconds between progress lines; all other output except warnings and metrics goes only to train.log; 0: show "
+        "everything",
     )
     report_to: Optional[str] = option(None, f"experiment trackers to log metrics.jsonl to: {', '.join(TRACKERS)}")
 
@@ -111,7 +112,7 @@ def refuse_impossible(*options: Any) -> None:
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
-    """Raise a UserError for settings that would fail late or silently have no effect."""
+    """Raise a UserError for settings that would make the run fail late or would silently have no effect."""
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
         raise UserError(
@@ -135,7 +136,7 @@ def refuse_unfit(cfg: DictConfig) -> None:
         if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
                 f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, because "
-                f"{' or '.join(packages)} is not installed: pip install {what}"
+                f"{' or '.join(packages)} is not installed; run pip install {what}"
             )
 
 
@@ -162,8 +163,8 @@ def refuse_long_temporary_folder(workers: int) -> None:
         length = len(os.fsencode(folder))
         raise UserError(
             f"--num-workers {workers}: the path of the temporary folder is too long for the data workers' sockets: "
-            f"{folder} has {length} characters, but the limit is {length - surplus}; set TMPDIR to a shorter path, for "
-            "example with export TMPDIR=/tmp"
+            f"{folder} has {length} characters, but the limit is {length - surplus}; set TMPDIR to a shorter path, "
+            "such as /tmp (export TMPDIR=/tmp)"
         )
 
 
@@ -186,7 +187,7 @@ def listed_updates(text: Optional[str]) -> frozenset[int]:
 
 
 def settle_update_size(cfg: DictConfig) -> None:
-    """Set ``update_freq`` from ``--sequences-per-update``, if set, and the number of processes.
+    """Derive ``update_freq`` from ``--sequences-per-update``, if that is set, and from the number of processes.
 
     This also lowers ``batch_size`` to a divisor of the number of sequences per process.
 

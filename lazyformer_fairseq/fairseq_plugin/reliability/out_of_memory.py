@@ -1,8 +1,8 @@
 """Out-of-memory handling: the run ends with a message that lists the sizes and the options to change.
 
-In a single process, fairseq skips batches that do not fit; if none fits, the run goes through its epochs without an
-update. With several processes, the others continue without this one's gradients. On a CPU, fairseq does not recognize
-the error.
+In a single process, stock fairseq skips batches that do not fit; if none fits, the run goes through its epochs without
+an update. With several processes, the others continue without the gradients of the one that ran out of memory. On a
+CPU, stock fairseq does not recognize the error.
 """
 
 import re

@@ -4,14 +4,14 @@ The details depend on when the signal arrives:
 
 - During an update, or while the run waits for data: the run finishes the update and writes the checkpoint before doing
   anything else. On a CPU, where an update may have many passes and take half an hour, Ctrl-C ends it before the next
-  pass. The run then loses only that update, and saves the state before it.
+  pass. The run then loses only that update, and saves the state from before it.
 - During validation: the run saves after the current batch. The validation then continues, and the run also writes the
-  checkpoint with its score, as if it had not been stopped. A kill during this time loses the score.
+  checkpoint with the validation score, as if it had not been stopped. A kill during this time loses the score.
 - While a checkpoint is being written: the handler only records the signal, so the write finishes and then the run ends.
 - Before the first update, while data is being read: the run performs the first update and saves it. Before fairseq
   looks for a checkpoint, the signal kills the process, which has nothing to lose.
-- After another signal: there is no effect, because a stop is already requested. Only Ctrl-C after any other signal ends
-  the process immediately.
+- After another signal: there is no effect, because a stop is already requested. The exception is Ctrl-C, which ends the
+  process immediately.
 """
 
 import gc
@@ -55,7 +55,7 @@ class Preemption(StopRequest):
     """A trainer's stop request. All processes agree on it, and save and exit after the same update.
 
     Attributes:
-        saved: whether the checkpoint for the request has been written, or the run's options allow none.
+        saved: whether the requested checkpoint has been written or, because of the run's options, never will be.
         exiting: one byte of memory shared with data workers, set to 1 when this process is about to exit.
     """
 
@@ -107,7 +107,7 @@ class Preemption(StopRequest):
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Store the sum of :meth:`note` over all processes.
+        """Store the sum of all processes' :meth:`note` values.
 
         A sum on a GPU is copied to the CPU in the background, so reading it does not wait for the optimizer step.
         """
@@ -195,7 +195,7 @@ class Preemption(StopRequest):
 def end_reader(epoch_iterator) -> None:
     """Stop the prefetching thread.
 
-    If Python's exit stopped the thread inside torch code, the process would abort.
+    Otherwise the process could abort, if interpreter shutdown stopped the thread inside torch code.
     """
     reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
     if isinstance(reader, BufferedIterator) and reader._consumer is not None:

@@ -26,7 +26,7 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
 
     Args:
         folder: the run's folder.
-        log_seconds: unless 0, the screen shows only warnings, metrics and the lines of ``screen.py`` from then on.
+        log_seconds: unless this is 0, the screen now shows only warnings, metrics and the lines of ``screen.py``.
 
     Raises:
         UserError: the log cannot be written, or it is not a regular file.

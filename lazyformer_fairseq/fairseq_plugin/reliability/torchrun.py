@@ -2,7 +2,7 @@
 
 The original torchrun is killed by SIGUSR1 and leaves its processes behind. After a SIGTERM it allows them 30 seconds
 and then exits with 1, whatever their exit codes are. It restarts processes that ended on purpose or because of a user
-error, and it prints a page of text after their error message. This version forwards signals and exits with the
+error, and it prints a page of text after the processes' error message. This version forwards signals and exits with the
 processes' exit code: 75 for a preempted run (see ``preemption.py``), 130 after Ctrl-C, and 1, without a restart, after
 a user error.
 

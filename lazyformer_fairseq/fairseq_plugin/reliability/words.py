@@ -1,4 +1,4 @@
-"""The ``--checkpoint-words`` and ``--word-budget`` options of fairseq runs, counted as in our own training loop."""
+"""The ``--checkpoint-words`` and ``--word-budget`` options of fairseq runs, which count as our training loop does."""
 
 from typing import Any, Optional
 

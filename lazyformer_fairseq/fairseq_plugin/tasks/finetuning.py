@@ -1,6 +1,6 @@
 """The fairseq tasks ``glue`` and ``squad`` for fine-tuning with ``fairseq-train``.
 
-They locate the data and the tokenizer, catch mistakes early that would otherwise fail late, and leave the rest to
+They locate the data and the tokenizer, check for mistakes that would otherwise surface late, and leave the rest to
 :class:`~lazyformer_fairseq.training.objectives.labelled_texts.LabelledTextsObjective` or
 :class:`~lazyformer_fairseq.training.objectives.spans.SpansObjective`.
 """
@@ -54,7 +54,8 @@ class FineTuningConfig(ReliabilityConfig):
     # Not named `tokenizer`, because fairseq has an option of that name, which would silently take precedence.
     tokenizer_folder: Optional[str] = option(
         None,
-        "tokenizer folder; default: the prepared data's tokenizer, else tokenizer/ beside the checkpoint or in data",
+        "tokenizer folder; default: the prepared data's tokenizer, else tokenizer/ beside the checkpoint or in the "
+        "data folder",
     )
     no_padding: bool = option(False, "concatenate the texts of a batch instead of padding them")
     seed: int = II("common.seed")
@@ -141,15 +142,15 @@ class GlueConfig(FineTuningConfig):
     # Not named `max_positions`, because the model has an option of that name, and setting one would set both.
     tokens_per_sample: Optional[int] = option(
         None,
-        "truncate inputs to this many tokens, including special tokens; default: the model's positions",
+        "truncate inputs to this many tokens, including special tokens; default: the model's number of positions",
     )
     glue_head_name: Optional[str] = option(
         None, "name of the classification head; default: the task name in lower case"
     )
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
         "dense",
-        "type of the classification head on <s>: dense (two linear layers, as in RoBERTa) or linear (one); uses "
-        "--pooler-dropout",
+        "type of the classification head on <s>: dense (two linear layers, as in RoBERTa) or linear (one "
+        "layer); --pooler-dropout sets its dropout",
     )
     max_train_rows: Optional[int] = option(
         None, "number of training rows to use, sampled independently of the seed; default: all"
@@ -212,7 +213,7 @@ def _named_task(cfg: GlueConfig) -> TaskDescription:
 
 
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
-    """Raise a UserError for options that would fail late, or would select the worst checkpoint."""
+    """Raise a UserError for options that would make the run fail late or select the worst checkpoint."""
     if description.tags_words:
         raise UserError(f"{cfg.data} has per-word tags, which only `lazyformer finetune` can train on")
     check_options(cfg, description.name, description.metrics)
@@ -238,18 +239,21 @@ class SquadConfig(FineTuningConfig):
     valid_file: str = option(SPLITS["valid"], "name of the official validation file")
     skip_mistakes: bool = option(
         False,
-        "skip invalid entries with a warning, such as answers that are not found at the stated position",
+        "skip invalid entries, such as answers that are not at the stated position, and log a warning for each",
     )
     tokens_per_sample: Optional[int] = option(
-        None, f"maximum number of tokens per input; default: {USUAL.max_length}, or as prepared"
+        None,
+        f"maximum number of tokens per input; default: {USUAL.max_length}, or the value in the prepared data",
     )
     doc_stride: Optional[int] = option(
         None,
-        f"stride in tokens between the windows of a long context; default: {USUAL.stride}, or as prepared",
+        f"stride in tokens between the windows of a long context; default: {USUAL.stride}, or the value in the "
+        "prepared data",
     )
     max_question_tokens: Optional[int] = option(
         None,
-        f"truncate questions to this many tokens; default: {USUAL.max_question_length}, or as prepared",
+        f"truncate questions to this many tokens; default: {USUAL.max_question_length}, or the value in the prepared "
+        "data",
     )
     max_answer_tokens: int = option(DEFAULT_MAX_ANSWER_TOKENS, "maximum number of tokens in a predicted answer")
     squad_head_name: str = option("squad", "name of the span head")
@@ -325,7 +329,7 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
 
 
 def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:
-    """Check that paths exist, and that no option would fail late or keep the worst checkpoint as the best.
+    """Check that paths exist, and that no option makes the run fail late or keep the worst checkpoint as the best.
 
     Args:
         cfg: the task's options.
@@ -338,7 +342,7 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
     if not Path(cfg.data).is_dir():
         raise UserError(f"{cfg.data}: no such folder; pass the folder containing {what}'s official files")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
-        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; pass a checkpoint, *.pt")
+        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; pass a checkpoint (*.pt)")
     metric = cfg.best_checkpoint_metric
     if metric not in ("loss", *metrics):
         raise UserError(f"--best-checkpoint-metric {metric}: {what}'s metrics are loss, {', '.join(metrics)}")

@@ -80,7 +80,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         self.masking = self.text.masking
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Return a training batch as it is at a given update, counted from 0."""
+        """Return a training batch adapted to a given update, counted from 0."""
         return self.text.at_update(batch, update)
 
     @classmethod
@@ -102,7 +102,9 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             model.register_next_sentence_head()
             self.has_token_types = getattr(cfg, "token_types", 0) > 1
             if not self.has_token_types:
-                logger.warning("--next-sentence: the model has no token types; to add them as in BERT: --token-types 2")
+                logger.warning(
+                    "--next-sentence: the model has no token types; to add them as in BERT, use --token-types 2"
+                )
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
@@ -133,7 +135,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         """Load an epoch's shard; for `train`, also copy the tokenizer to ``--save-dir``.
 
         Raises:
-            UserError: some epoch's file is missing, damaged or does not match the data (see ``--verify``).
+            UserError: some epoch's file is missing, is damaged or does not match the data (see ``--verify``).
         """
         cfg = self.cfg
         text = self.text

@@ -1,10 +1,10 @@
 """The task ``stream_language_modeling``: truncated backpropagation through long texts (Transformer-XL, section 3.2).
 
-The text is split into contiguous streams, one per batch row over all processes. A batch consists of the next segment of
-each stream, in order. Nothing is shuffled, and each batch attends to the memory of the previous batch, which may belong
-to the same update (with ``--update-freq``) or to the previous one. Every epoch starts all streams with empty memory,
-because the text before a stream is the end of another stream, which was last read an epoch ago. Validation has a
-separate memory, which is empty at the start.
+The text is split into contiguous streams, one for each batch row of each process. A batch consists of the next segment
+of each stream, in order. Nothing is shuffled, and each batch attends to the memory of the previous batch, which may
+belong to the same update (with ``--update-freq``) or to the previous one. Every epoch starts all streams with empty
+memory, because the text before a stream is the end of another stream, which was last read an epoch ago. Validation has
+a separate memory, which is empty at the start.
 """
 
 import logging
@@ -52,7 +52,7 @@ class _Text(FairseqDataset):
 class SegmentIterator(EpochBatchIterator):
     """An iterator over the streams' segments, in order; each item is one of this process's batches.
 
-    A run may resume with different streams (another batch size, number of processes or segment length). It then
+    A run may resume with different streams (a different batch size, number of processes or segment length). It then
     continues after the same fraction of the epoch. Since the new streams start elsewhere in the text, some text is read
     twice and some not at all.
     """

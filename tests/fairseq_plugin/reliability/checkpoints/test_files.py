@@ -242,15 +242,15 @@ def test_a_run_goes_on_without_saving_and_saves_when_there_is_room_again(
     assert kept == {"checkpoint_1_2.pt", "checkpoint_1_8.pt", "checkpoint_last.pt"}
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     for name in ("checkpoint_1_4.pt", "checkpoint_update_5.pt", "checkpoint_1_6.pt"):
-        (warning,) = [text for text in warnings if f"{tmp_path / name}: not saved: File too large" in text]
-        assert "bytes are free: free up space. Earlier checkpoints are unchanged" in warning
+        (warning,) = [text for text in warnings if f"{tmp_path / name} was not saved (File too large)" in text]
+        assert "bytes are free. Free up space; earlier checkpoints are unchanged" in warning
         assert "The run continues" in warning
 
 
 @pytest.mark.slow
 def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_train, full_disk):
     full_disk(3, 100)
-    with pytest.raises(UserError, match="not saved: File too large.*\nTraining has finished"):
+    with pytest.raises(UserError, match=r"not saved \(File too large\).*\nTraining has finished"):
         fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
     assert look_into(tmp_path / "checkpoint_last.pt").updates == 2
     full_disk(100, 100)
@@ -268,5 +268,5 @@ def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(
     of_its_own = FunctionType(training.__code__, training.__globals__)  # fairseq counts by attributes of the function
     monkeypatch.setattr(fairseq_cli.train, "should_stop_early", of_its_own)
     full_disk(3, 100)
-    with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nTraining has finished"):
+    with pytest.raises(UserError, match=r"checkpoint_1_4.pt was not saved \(File too large\).*\nTraining has finished"):
         fairseq_train(data_folder, options, tmp_path)

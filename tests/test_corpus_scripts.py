@@ -503,7 +503,7 @@ def test_what_was_downloaded_is_unpacked_and_prepared_if_it_is_official_or_need_
     (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
     run = run_script(copy, "data", "--downloads", "kept")
     assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
+    assert "error: " in run.stderr and "not wikitext-103 (the train size" in run.stderr
     assert not (tmp_path / "data").exists()
     run = run_script(copy, "data", "--downloads", "kept", "--unofficial")
     assert run.returncode == 0, run.stderr

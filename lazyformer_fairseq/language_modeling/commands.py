@@ -45,7 +45,7 @@ def lm() -> None:
 @click.option(
     "--official",
     type=Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
-    help="Reject the text unless it is exactly this one.  [default: accept any text and report which one it is]",
+    help="Reject any text other than this one.  [default: accept any text, and report whether it is an official one]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
     r"""Convert WikiText, enwik8 or text8 to a folder OUT for fairseq-train and `lazyformer lm evaluate`.
@@ -71,12 +71,12 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
     """Convert images to a folder OUT for models such as igpt_s, with each pixel encoded as a color from a palette.
 
     SOURCE is a folder of image files (PNG, JPEG, ...) or of .npy arrays of shape (N, height, width) or (N, height,
-    width, 3), as uint8 or as numbers from 0 to 1. Classes for `lazyformer lm probe` are defined by one folder per
-    class, or by labels.npy with one label per image in file order. Folders train, valid and test in SOURCE
-    are the splits; without them, the splits are drawn at random.
+    width, 3), which contain uint8 values or numbers from 0 to 1. Classes for `lazyformer lm probe` are defined by one
+    folder per class, or by labels.npy with one label per image in file order. If SOURCE has folders called train,
+    valid and test, they are the splits; otherwise, the images are assigned to splits at random.
 
     The palette is found by k-means on training pixels. If the images have few enough colors, the palette consists of
-    those colors.
+    exactly those colors.
 
     OUT is written atomically. Its dict.txt and palette.npy contain the colors.
     """
@@ -100,14 +100,14 @@ class Reading:
     split: str = option("test", "Split of DATA to evaluate.", choices=("train", "valid", "test"))
     lengths: Optional[str] = option(
         None,
-        "The paper's lengths (base, large or 24b), or a YAML file that sets the next four options. Options on the "
-        "command line override it.",
+        "Set the next four options to the paper's values (base, large or 24b) or to those in a YAML file. Options on "
+        "the command line take precedence.",
         metavar="NAME",
     )
     tgt_len: Optional[int] = option(None, "Number of tokens to predict at once.", low=1, shown=TRAINING_S)
     mem_len: Optional[int] = option(None, "Number of preceding tokens in memory.", low=0, shown=TRAINING_S)
     clamp_len: Optional[int] = option(
-        None, "Maximum relative distance, to which larger ones are clamped; 0 for no limit.", low=-1, shown=TRAINING_S
+        None, "Maximum relative distance; larger distances are clamped to it. 0 for no limit.", low=-1, shown=TRAINING_S
     )
     same_length: Optional[bool] = option(
         None,
@@ -139,7 +139,7 @@ def read_lengths(name: str) -> dict[str, Any]:
     """Read the lengths from a YAML file or from a preset in ``configs/language_modeling/evaluation``.
 
     Raises:
-        UserError: there is no such file, or it contains anything else.
+        UserError: there is no such file, or it contains any other setting.
     """
     folder = CONFIGS / "language_modeling" / "evaluation"
     path = next(filter(Path.is_file, (Path(name), folder / f"{name}.yaml")), None)
@@ -160,8 +160,8 @@ def read_lengths(name: str) -> dict[str, Any]:
 def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     r"""Measure CHECKPOINT's perplexity per word or bits per character over all tokens in a split of DATA.
 
-    The result is defined with batch size 1. With more streams, each stream first reads the text that would be in memory
-    with batch size 1.
+    The result is defined for a batch size of 1. With more streams, each stream first reads the text that would be in
+    memory at a batch size of 1.
 
     \b
     --lengths (paper)         --tgt-len --mem-len --clamp-len
@@ -225,7 +225,7 @@ class Sampling:
     prompt: str = option("", "For texts: the prompt, as symbols from dict.txt separated by spaces.")
     length: int = option(100, "For texts: number of tokens per text, including the prompt.", low=1)
     temperature: float = option(1.0, "Sampling temperature; 0 always selects the most likely token.", low=0)
-    top_k: int = option(0, "Sample only from the N most likely colors or words (top-k); 0 for all.", low=0)
+    top_k: int = option(0, "Number of most likely colors or words to sample from (top-k); 0 for all.", low=0)
     seed: int = option(1, "Random seed for sampling.", low=0)
     device: Optional[str] = DEVICE()
 
@@ -249,9 +249,9 @@ def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
 
     item = item_length(data)
     if item and settings.prompt:
-        raise UserError(f"{data} contains images; --complete is for images, --prompt for texts")
+        raise UserError(f"{data} contains images; --complete is for images, and --prompt is for texts")
     if not item and settings.complete:
-        raise UserError(f"{data} contains a text; --complete is for images, --prompt for texts")
+        raise UserError(f"{data} contains a text; --complete is for images, and --prompt is for texts")
     how = {name: getattr(settings, name) for name in ("temperature", "top_k", "seed", "device")}
     writer = sampling.Writer.load(checkpoint, data, **how)
     if not item:
@@ -286,9 +286,9 @@ class Probing:
 def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None:
     """Measure the accuracy of linear probes that classify DATA's images from each layer of CHECKPOINT's model.
 
-    For each layer, a logistic regression is fitted to the mean of the layer's input over all pixels, on the training
-    split. Its regularization strength is selected on the validation split. The accuracy on raw pixels is reported for
-    comparison. OUTPUT will contain probe.json and probe.png.
+    For each layer, a logistic regression is fitted on the training split; its features are the layer's input, averaged
+    over all pixels. The regularization strength is selected on the validation split. For comparison, the accuracy on
+    raw pixels is also reported. OUTPUT will contain probe.json and probe.png.
     """
     from lazyformer_fairseq.language_modeling import probe as probing
 

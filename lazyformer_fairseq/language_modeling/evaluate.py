@@ -2,12 +2,12 @@
 
 The result is defined with batch size 1: one stream reads the split from the start in segments of `tgt_len` tokens, with
 a memory of the `mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean
-is over all tokens in the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of
-245,569 tokens, the end of an empty line.)
+is over all tokens in the split. (Transformer-XL's own code omits the first token. In WikiText-103's test
+split, that token is the end of an empty line, one of 245,569 tokens.)
 
 With a larger batch, each stream evaluates a part of the split. It first reads the text before its part without counting
 it, because with batch size 1 that text would be in memory: an attention sublayer looks back ceil(mem_len / tgt_len)
-segments, at positions that depend on as many further segments through the attention sublayer below, and so on. Reading
+segments, where its inputs depend on as many earlier segments through the attention sublayer below, and so on. Reading
 that many segments times the number of attention sublayers, on the same grid as with batch size 1, produces the same
 memory up to rounding.
 """
@@ -41,7 +41,7 @@ class Evaluation:
     """A model's result on a text.
 
     Attributes:
-        tokens: number of predicted tokens, i.e. of all tokens in the text.
+        tokens: number of predicted tokens, which are all tokens in the text.
         nats: mean negative log-likelihood per token.
         seconds: duration, including the streams' warm-up.
     """
@@ -140,7 +140,7 @@ def refuse_other_images(loaded: Loaded, data: Path) -> None:
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
-    """Measure the loss of every token in a text, and time it; `lengths` are the other arguments of `token_losses`."""
+    """Measure and time the loss of every token in a text; `lengths` are the other arguments of `token_losses`."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(

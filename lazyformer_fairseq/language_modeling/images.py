@@ -1,9 +1,9 @@
 """Conversion of images to sequences of colors for a language model (image GPT; Chen et al., 2020, section 3.2).
 
 Each image is resized, and each pixel is replaced by the nearest color in a palette. The palette is found by k-means on
-training pixels; if these have few enough colors, the palette consists of exactly those. An image is one item in its
-split's files, row by row from the top left pixel. The dictionary's symbols are the colors, ``#rrggbb``, most frequent
-first, so the dictionary contains the palette.
+training pixels; if these have few enough colors, the palette consists of exactly those. Each image is one item in its
+split's files, with its pixels row by row from the top left. The dictionary's symbols are the colors, ``#rrggbb``, most
+frequent first, so the dictionary contains the palette.
 """
 
 import math
@@ -31,7 +31,7 @@ from lazyformer_fairseq.storage.json_files import write_json
 
 # Without this limit, Pillow would try all formats that it supports, and run Ghostscript for some.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# A decoded pixel takes up to 16 bytes: the decoder's own canvas, the image, and its copy in RGB.
+# A decoded pixel takes up to 16 bytes: in the decoder's own canvas, in the image, and in the image's RGB copy.
 MOST_PIXELS = 1 << 26
 USUAL_PIXELS = 1 << 24
 PIXELS_PER_BYTE = 200  # an image with more than the usual number of pixels must have as many bytes as a photograph
@@ -63,7 +63,7 @@ class Found:
     Attributes:
         files: their files, in name order.
         counts: number of images per file.
-        classes: name of each image's class; None without classes.
+        classes: name of each image's class; None if there are no classes.
     """
 
     files: list[Path]
@@ -179,7 +179,7 @@ def _images_of(path: Path) -> np.ndarray:
     is_gray = array.ndim == 3
     is_color = array.ndim == 4 and array.shape[-1] == 3
     if not (is_gray or is_color) or 0 in array.shape:
-        raise UserError(f"{path}: its shape is {array.shape}; images must be (N, height, width), or (..., 3) for color")
+        raise UserError(f"{path}: its shape is {array.shape}; use (N, height, width) or (N, height, width, 3)")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{path}: its type is {array.dtype}; use uint8 from 0 to 255, or floats from 0 to 1")
     return array
@@ -200,7 +200,7 @@ def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
 
 
 def _picture(path: Path) -> Iterator[Image.Image]:
-    """Yield the image in a file; reject an image that would take a gigabyte before decoding it."""
+    """Yield the image in a file; raise a UserError if decoding the image would take a gigabyte."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
@@ -254,7 +254,7 @@ def _assign_splits(source: Path, found: Mapping[str, Found], how: Preparing) -> 
 
 
 def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str, np.ndarray]) -> list[str]:
-    """Write class indices to ``SPLIT.labels.npy``; return the names of the classes, or an empty list without labels."""
+    """Write class indices to ``SPLIT.labels.npy``; return the class names, or an empty list if there are no labels."""
     parts = [part.classes for part in found.values()]
     if parts[0] is None:
         return []
@@ -268,7 +268,7 @@ def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str,
 
 
 def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the colors of blocks of images as integers (images, pixels).
+    """Yield blocks of images, with the color of each pixel as an integer, (images, pixels).
 
     Args:
         pixels: all images, uint8 (images, side, side, 3).
@@ -341,7 +341,7 @@ def palette_of(dictionary: Dictionary) -> np.ndarray:
 
 
 def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> ItemBlocks:
-    """Yield the ids of the nearest colors and the number of ids per image, for blocks of images."""
+    """Yield, for each block of images, the ids of the nearest colors and the number of ids per image."""
     tree = cKDTree(palette_of(dictionary))
     for block in _blocks(pixels, images):
         colours, places = np.unique(block, return_inverse=True)
@@ -351,7 +351,7 @@ def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> 
 
 
 def sample_indices(count: int, most: int) -> np.ndarray:
-    """Return the indices of at most `most` images, drawn with a fixed seed because files may be ordered by class."""
+    """Return at most `most` image indices, sampled because files may be ordered by class; the seed is fixed."""
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
 
@@ -394,7 +394,7 @@ def completion_rows(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 
 def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    """Write images, uint8 (N, side, side, 3), to a PNG with `columns` per row; small images are enlarged."""
+    """Write images, uint8 (N, side, side, 3), to a PNG file with `columns` per row; small images are enlarged."""
     side = images.shape[1]
     zoom = max(1, math.ceil(96 / side))
     enlarged = side * zoom

@@ -1,8 +1,8 @@
-"""Conversion of language modeling texts to fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and a manifest.
+"""Converts language modeling texts to fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and adds a manifest.
 
 The texts are read in their distributed form, block by block, as lines of words or as characters. The dictionary is
-built from the training split, with the most frequent symbol first, as adaptive embeddings require, and without the
-symbols that would pad it to a multiple of 8.
+built from the training split, with the most frequent symbol first, as adaptive embeddings require. Unlike in fairseq,
+no symbols are added to pad it to a multiple of 8.
 """
 
 import itertools
@@ -37,7 +37,7 @@ Tell = Callable[[int], object]  # receives the number of bytes read since the la
 
 
 class WordsOfLines:
-    """WikiText from ``wiki.SPLIT.tokens``: words separated by spaces, with ``</s>`` after each line, even if empty.
+    """WikiText from ``wiki.SPLIT.tokens``: words separated by spaces, with ``</s>`` after each line, even an empty one.
 
     Args:
         folder: the folder that contains the three files.
@@ -52,7 +52,7 @@ class WordsOfLines:
         self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
         for path in self.files.values():
             if not path.is_file():
-                raise UserError(f"{path}: no such file; pass the folder containing wiki.train, .valid and .test.tokens")
+                raise UserError(f"{path}: no such file; pass the folder with wiki.train.tokens and the other two files")
             if not path.stat().st_size:
                 raise UserError(f"{path}: this file is empty; download it again")
 
@@ -212,7 +212,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
         source: the folder containing WikiText's three files; for the other corpora, the file or its folder.
         out: a folder that does not exist yet or is empty.
-        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``, to reject any other text.
+        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``, to reject all other texts.
 
     Returns:
         The manifest.
@@ -257,7 +257,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             remedy = "download it again"
             if manifest["official"]:
                 remedy = f"use --official {manifest['official']}"
-            raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
+            raise UserError(f"{source}: this is not {official} ({not_official(manifest, official)}); {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -313,7 +313,7 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
     differences = []
     for key, number in OFFICIAL_COUNTS[name].items():
         if found[key] != number:
-            differences.append(f"{key} {found[key]:,}, but {name} has {number:,}")
+            differences.append(f"the {key} size is {found[key]:,}, but in {name} it is {number:,}")
     return "; ".join(differences)
 
 

@@ -54,8 +54,8 @@ def probe_layers(
         device: the device name.
 
     Raises:
-        UserError: the data are not images, have no labels, have only one class or differ in size from the model's
-            images, or :func:`load_model` fails.
+        UserError: the data contains no images; the images have no labels, have only one class or differ in size from
+            the model's images; or :func:`load_model` fails.
     """
     item = item_length(data)
     if not item:
@@ -63,7 +63,7 @@ def probe_layers(
     labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
     for path in labels.values():
         if not path.is_file():
-            raise UserError(f"{path}: no such file; prepare images with classes, as folders or in a {LABELS}")
+            raise UserError(f"{path}: no such file; prepare images with classes, defined by folders or by {LABELS}")
     loaded = load_model(checkpoint, data, device)
     refuse_other_images(loaded, data)
     dictionary = loaded.dictionary
@@ -93,7 +93,7 @@ def probe_layers(
 
 @torch.inference_mode()
 def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
-    """Return means over pixels of each attention sublayer's input ("layer 1" and so on) and of the output ("end")."""
+    """Return each attention sublayer's input ("layer 1" and so on) and the output ("end"), averaged over pixels."""
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
@@ -140,7 +140,7 @@ def probe(
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the accuracies of raw pixels and of each layer on both splits, with the selected C."""
+    """Return a table with the accuracies on both splits and the selected C, for raw pixels and for each layer."""
     rows = [
         {
             "features": name,

@@ -93,10 +93,11 @@ class Writer:
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
-        """Sample continuations of the token ids (B, P); return the ids including them, (B, `length`).
+        """Continue the token ids (B, P) by sampling, and return the whole sequences, (B, `length`).
 
-        If the model's sublayers support a memory, it is as long as during training; otherwise the whole sequence is
-        recomputed for each token. fairseq's special symbols are never generated, except for line ends in texts.
+        If the model's sublayers support a memory, it covers as many tokens as during training; otherwise, the whole
+        sequence is recomputed for each token. fairseq's special symbols are never generated, except for line ends in
+        texts.
 
         Raises:
             UserError: the model has too few positions for that many tokens.

@@ -28,5 +28,5 @@ class Preparing:
     seed: int = option(1, "Random seed for the splits and for k-means.", low=0)
     palette: Optional[Path] = option(
         None,
-        "Prepared folder with the palette to use, so that models trained on that folder can be used with OUT.",
+        "Prepared folder to take the palette from, so that models trained on that folder also work with OUT.",
     )

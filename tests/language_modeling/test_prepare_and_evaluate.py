@@ -113,13 +113,13 @@ def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_pat
     counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
     assert manifest["official"] is None
     assert "NOT an official text" in overview(manifest)
-    assert f"train {counts['train']:,}, but wikitext-2 has 2,088,628" in not_official(manifest)
-    refused("wikitext-103", "not wikitext-103: train")
+    assert f"the train size is {counts['train']:,}, but in wikitext-2 it is 2,088,628" in not_official(manifest)
+    refused("wikitext-103", r"this is not wikitext-103 \(the train size is")
     refused("text8", "--official text8 is not a version of wikitext")
     as_2 = {**counts, "vocabulary": manifest["vocabulary"]}  # the other one is refused for what it is
     monkeypatch.setitem(steps.OFFICIAL_COUNTS, "wikitext-2", as_2)
-    reason = rf"train {counts['train']:,}, but wikitext-103 has 103,227,021; .*; use --official wikitext-2"
-    refused("wikitext-103", f"not wikitext-103: {reason}")
+    reason = rf"the train size is {counts['train']:,}, but in wikitext-103 it is 103,227,021; .*\); use --official "
+    refused("wikitext-103", rf"not wikitext-103 \({reason}wikitext-2")
 
 
 @pytest.mark.usefixtures("short")

@@ -1,13 +1,13 @@
-"""Reading and writing of ``dict.txt`` files.
+"""Reads and writes ``dict.txt`` files.
 
 This package's dictionaries use fairseq's format, with one line ``SYMBOL COUNT`` per symbol. The first four symbols,
-``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. Models from other libraries have their special symbols at
-different ids (rows of their embedding). The first line of their dictionaries lists the special symbols, followed by all
-symbols:
+``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. In models from other libraries, the special symbols have
+different ids (embedding rows). The first line of such a model's dictionary lists the special symbols; all symbols
+follow:
 
     #lazyformer:special {"bos": "[CLS]", "pad": "[PAD]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
 
-fairseq's tools reject this line; without it they would assign a wrong id to every symbol.
+fairseq's tools reject this line; without it, they would assign a wrong id to every symbol.
 """
 
 import io
@@ -206,7 +206,7 @@ def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first
         elif symbol in dictionary:
             reason = f"the symbol {symbol!r} is repeated"
         if reason:
-            raise UserError(f"{path}, line {number}: not a dictionary with lines of the form 'symbol count': {reason}")
+            raise UserError(f"{path}, line {number}: {reason}; a dictionary has lines of the form 'symbol count'")
         dictionary.add_symbol(symbol, int(count))
     return dictionary
 

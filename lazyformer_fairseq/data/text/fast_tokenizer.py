@@ -1,13 +1,13 @@
 """Conversion of this package's SentencePiece tokenizers to the ``tokenizers`` library.
 
 The library provides character offsets of tokens, and exported models load their tokenizer with it. The pieces are
-converted to a BPE or Unigram model with the ids of dict.txt. TextNormaliser is converted to a normalizer that tracks
-the offsets of characters.
+converted to a BPE or Unigram model that uses the ids in dict.txt. TextNormaliser is converted to a normalizer that
+tracks the offsets of characters.
 
-MosesDetokenizer is converted to a list of replacements in the decoded text. A word that Moses joins to the previous
-word first gets a mark in front, and a word that it joins to the next word gets a mark at its end; then the marks and
-the spaces next to them are deleted. As in sacremoses, only the first rule that matches a word applies, because no rule
-matches a word with a mark.
+MosesDetokenizer is converted to a list of replacements in the decoded text. First, each word that Moses joins to the
+previous word gets a mark at its start, and each word that it joins to the next word gets a mark at its end; then the
+marks and the spaces next to them are deleted. As in sacremoses, only the first rule that matches a word applies,
+because no rule matches a word with a mark.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
         special_tokens=[(start, BOS), (end, EOS)],
     )
     fast.decoder = decoder(settings)
-    # Added tokens are matched after normalization, which also finds <MASK> in upper case.
+    # Added tokens are matched after normalization, so that <MASK> in upper case is also found.
     added = [AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)]
     fast.add_special_tokens(added)
     fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in settings.special_tokens])
@@ -73,7 +73,7 @@ def read_model(path: Path) -> Any:
     """Parse a file known to be a SentencePiece model.
 
     Raises:
-        UserError: the model's type or pieces are supported by SentencePiece only.
+        UserError: the model's type or pieces are supported only by SentencePiece.
     """
     proto = Proto()
     proto.ParseFromString(path.read_bytes())
@@ -118,7 +118,7 @@ def normalisers(proto: Any) -> list[normalizers.Normalizer]:
     else:
         of_the_model = []
     # SentencePiece removes its space symbol at the end of the text and prepends one to every word; the library does not
-    # prepend it to a word that already starts with it.
+    # prepend another to a word that already starts with one.
     at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
     before_one = normalizers.Replace(Regex(f"(?<![^ {moses.SIGNS}]){SPACE}"), 2 * SPACE)
     return [*of_the_model, at_the_end, before_one]
@@ -136,7 +136,7 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
 
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
 # Sigma is the only letter for which str.lower depends on the neighboring characters. The repetition is bounded because
-# the time would otherwise grow quadratically with the length of a run.
+# the time would otherwise grow quadratically with the length of a run of such characters.
 FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
 
 
@@ -183,7 +183,7 @@ def _replace(pattern: str, content: str) -> normalizers.Replace:
 
 
 def _in_any_case(name: str) -> str:
-    """Return a pattern that matches the name in any case.
+    """Return a pattern that matches the name in upper, lower or mixed case.
 
     It has a character class per letter, because the library's case-insensitive matching treats a long s as an s.
     """

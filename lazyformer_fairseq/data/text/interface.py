@@ -43,7 +43,7 @@ def refuse_surrogates(text: str) -> None:
 
 
 class SpecialIds(NamedTuple):
-    """Ids of the special symbols with the roles of ``<s> <pad> </s> <unk> <mask>``, which may have other names."""
+    """Ids of the special symbols that serve as ``<s> <pad> </s> <unk> <mask>``, whatever their names."""
 
     bos: int
     pad: int
@@ -59,9 +59,9 @@ class TextTokenizer(ABC):
         files: file names in the folder: description, model and dictionary.
         FORMAT_VERSION: version of the folder's format.
         DESCRIPTION: dataclass of the fields in tokenizer.json, including ``sha256`` of the other two files.
-        settings: settings for normalizing text before it is split into pieces; hashable and picklable. Its
-            ``special_tokens`` are placeholders such as ``<url>`` that corpus cleaning leaves in the text, with one id
-            each.
+        settings: settings for normalizing text before it is split into pieces; hashable and picklable. Their
+            ``special_tokens`` are placeholders that corpus cleaning leaves in the text, such as ``<url>``; each has
+            one id.
         symbols: all symbols in id order.
         special: ids of the special symbols.
         separators: number of ``</s>`` between the texts of a pair: two as in RoBERTa, one as in BERT.
@@ -261,7 +261,7 @@ class TextTokenizer(ABC):
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """Truncate an input of :meth:`TextTokenizer.build_input`, a text or a pair, to `max_length` ids.
+    """Truncate an input from :meth:`TextTokenizer.build_input` (a text or a pair) to `max_length` ids.
 
     The longer text of a pair is truncated first.
 
@@ -274,7 +274,7 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     separators = ids[1 + len(first) : len(ids) - 1 - len(second)]
     room = max_length - 2 - len(separators)
     if room < 1:
-        raise UserError(f"inputs of {max_length} tokens are too short for any text; use at least 5")
+        raise UserError(f"inputs of {max_length} tokens are too short for any text; use at least 5 tokens")
     of_second = min(len(second), max(room // 2, room - len(first)))
     of_first = room - of_second
     return np.concatenate([ids[:1], first[:of_first], separators, second[:of_second], ids[-1:]])
@@ -300,7 +300,7 @@ def truncation_message(
     if count == 1:
         are = "is"
     return (
-        f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; the rest is "
+        f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; the excess is "
         "truncated"
     )
 

@@ -267,7 +267,7 @@ def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -
 def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> PairFormat:
     for symbol in (bos, eos):
         if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
-            raise UserError(f"the post_processor's id of {symbol!r} differs from the vocabulary's, {ids[symbol]}")
+            raise UserError(f"the post_processor's id of {symbol!r} differs from the vocabulary's id {ids[symbol]}")
 
     single = [part.id for parts in template.single for part in parts.values()]
     parts_of_pair = [part for parts in template.pair for part in parts.values()]
@@ -312,7 +312,7 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> To
         UserError: the library rejects the recipe.
     """
     # The library assigns a new id to an added token that is missing from the vocabulary, so special tokens are added to
-    # the vocabulary. For BPE this is safe for all added tokens, because pieces only result from merges.
+    # the vocabulary. For BPE, all added tokens can safely be added, because pieces only result from merges.
     is_bpe = recipe["model"]["type"] == "BPE"
     tokens = recipe["added_tokens"]
     placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
@@ -320,7 +320,7 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> To
     model = {**recipe["model"], "vocab": vocabulary}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    trimming = None  # post-processor that excludes the space before a byte-level word from its offsets, if any
+    trimming = None  # post-processor that excludes the space before a byte-level word from the word's offsets
     if is_bpe:
         trimming = {**recipe["pre_tokenizer"], "trim_offsets": True}
     library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming})

@@ -4,9 +4,9 @@
     TOKENIZER/dict.txt         its symbols, in the order of the model's embedding rows (``dictionary_file.py``)
     TOKENIZER/tokenizer.json   format version 2, special symbols, pair format, sha256 of the two files above
 
-:func:`adopt_tokenizer` creates such a folder from the JSON files of a BERT or RoBERTa. The roles of the special symbols
-are read from tokenizer_config.json or special_tokens_map.json, and the text processing from tokenizer.json. Options in
-tokenizer_config.json take precedence, as in transformers.
+:func:`adopt_tokenizer` creates such a folder from the JSON files of a BERT or RoBERTa model. The roles of the special
+symbols are read from tokenizer_config.json or special_tokens_map.json, and the text processing from tokenizer.json.
+Options in tokenizer_config.json take precedence, as in transformers.
 """
 
 import itertools
@@ -73,7 +73,7 @@ class Description:
 
 
 class LibraryTokenizer(interface.TextTokenizer):
-    """A tokenizer with another model's vocabulary, which produces the same ids as the library with the model's files.
+    """A tokenizer with another model's vocabulary; it produces the same ids as the library with that model's files.
 
     Only ``[MASK]``, ``[UNK]`` and added tokens in a text are encoded as symbols with one id each. ``[CLS]`` and
     ``[SEP]`` are treated as ordinary text, which prevents a text from containing the end of the input.
@@ -113,8 +113,8 @@ class LibraryTokenizer(interface.TextTokenizer):
             )
         if max(ids.values()) >= description.rows:
             raise UserError(
-                f"the ids go up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
-                "this model's tokenizer?"
+                f"the ids go up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is this "
+                "the model's own tokenizer?"
             )
 
         special = {role: ids[symbol] for role, symbol in self._names.items()}
@@ -175,8 +175,8 @@ class LibraryTokenizer(interface.TextTokenizer):
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
         """Return a mask of the ids (T,) that begin a word in one or more concatenated inputs, bool (T,).
 
-        WordPiece marks pieces that continue a word. Byte-level BPE marks pieces that follow a space. A punctuation mark
-        such as a comma therefore belongs to the preceding word, and the first piece of a text begins a word.
+        WordPiece marks pieces that continue a word. Byte-level BPE marks pieces that follow a space, so a punctuation
+        mark such as a comma belongs to the preceding word. The first piece of a text always begins a word.
         """
         is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
         after_end = is_end
@@ -208,7 +208,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         bos = self._names["bos"]
         eos = self._names["eos"]
         library = library_recipe.build_library(self._recipe)
-        with library_errors():  # for example, it rejects symbols with a colon
+        with library_errors():  # the library rejects symbols that contain a colon, for example
             around = TemplateProcessing(
                 single=[bos, "$A", eos],
                 pair=[bos, "$A", *[eos] * self.separators, f"$B:{self.second_type}", f"{eos}:{self.second_type}"],
@@ -250,7 +250,7 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         source: folder with ``tokenizer.json`` and, optionally, ``tokenizer_config.json``, ``special_tokens_map.json``
             and ``config.json``.
         out: folder to write, which must not exist or must be empty.
-        rows: number of rows in the model's word embedding. By default it is read from ``config.json`` or, if missing
+        rows: number of rows in the model's word embedding. By default, it is read from ``config.json`` or, if missing
             there, derived from the largest id. Rows without a symbol get placeholder symbols.
 
     Raises:
@@ -341,20 +341,20 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
     wanted = _optional_json(source / "config.json").get("pad_token_id")
     if type(wanted) is int and wanted != ids[special["pad"]]:
         raise UserError(
-            f"the padding symbol {special['pad']!r} has id {ids[special['pad']]}, but config.json has {wanted}; is it "
-            "this model's tokenizer?"
+            f"the padding symbol {special['pad']!r} has id {ids[special['pad']]}, but config.json has {wanted}; is "
+            "this the model's own tokenizer?"
         )
     return special
 
 
 def _with_added(recipe: dict[str, Any], special: Mapping[Role, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Add all special symbols to the recipe's added tokens, which makes the library recognize them in a text."""
+    """Add all special symbols to the recipe's added tokens, so that the library recognizes them in a text."""
     ids = ids_of(recipe)
     there = {token["content"] for token in recipe["added_tokens"]}
     added = list(recipe["added_tokens"])
     for role, symbol in special.items():
         if symbol not in there:
-            # RoBERTa's mask includes the preceding space, even if this is not recorded in old folders.
+            # RoBERTa's mask includes the preceding space, even in old folders that do not record this.
             takes_space = role == "mask" and recipe["model"]["type"] == "BPE"
             described = options.get(NAMES_OF_ROLES[role])
             if isinstance(described, dict) and type(described.get("lstrip")) is bool:

@@ -2,20 +2,21 @@ r"""Moses' punctuation normalization and tokenization as one table of rules, als
 
 :func:`punctuation_rules` and :func:`word_rules` express the rules of sacremoses (identical in 0.1.1 and 0.2.0, without
 escapes) as replacements that the ``tokenizers`` library can apply, in the same order. Only the lists are taken from
-sacremoses. Three differences from Python's ``re.sub`` require a different notation:
+sacremoses. The rules need a different notation for three reasons:
 
-- A replacement cannot refer to a group. Rules therefore match their context by lookaround and replace only the part
-  that changes; most of them insert a space at a zero-width match. This also keeps the offsets correct.
-- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is already consumed.
-  Here ``\K`` excludes the preceding character from the match, and ``(?!\G)`` prevents a match if its preceding
-  character was examined by the previous match.
+- In the library, a replacement cannot refer to a group. Rules therefore match their context by lookaround and replace
+  only the part that changes; most of them insert a space at a zero-width match. This also keeps the offsets correct.
+- In sacremoses, ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is
+  already consumed. Here ``\K`` excludes the preceding character from the match, and ``(?!\G)`` prevents a match if its
+  preceding character was examined by the previous match.
 - An exported tokenizer does not split a text at its symbols (such as ``<mask>``). Their brackets are replaced with
   :data:`SIGNS`, which count as text boundaries.
 
-:class:`MosesWords` is about ten times faster and produces the same result. Most of a text consists of letters and
-digits separated by single spaces, which no rule changes. The rules only change the characters *between* two letters,
-called a gap, such as ``, "`` or ``'`` or ``.``. They are applied once to each distinct gap, between two words of the
-same class as in the text, and the result is cached. This is exact for two reasons:
+:class:`MosesWords` is about ten times faster than applying these rules to a text, and produces the same result. Most of
+a text consists of letters and digits separated by single spaces, which no rule changes. The rules only change the
+characters *between* two letters, called a gap, such as ``, "`` or ``'`` or ``.``. They are applied once to each
+distinct gap, placed between two words of the same classes as in the text, and the result is cached. This is exact for
+two reasons:
 
 - A rule that looks past a space or a mark examines one letter on either side, and only its
   :meth:`~MosesWords._class_of`. No match extends over more than one letter, so a letter between two marks, as in
@@ -25,8 +26,8 @@ same class as in the text, and the result is cached. This is exact for two reaso
   text is an ordinary word.
 
 The rules are applied to the whole text if it contains nonprintable characters (control characters, which one of the
-rules deletes, and rare spaces), the marker for several periods, or very long gaps (in scripts such as Chinese, which
-the rules treat as marks).
+rules deletes, and rare spaces), the marker for several periods, or very long gaps (in scripts such as Chinese,
+whose characters the rules treat as marks).
 """
 
 import itertools
@@ -44,7 +45,7 @@ from lazyformer_fairseq.errors import UserError
 KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 KEPT_ANSWERS = 1 << 16
 LONGEST_GAP = 40  # maximum number of characters in a gap and the text before it; bounds the memory of the cache
-LONGEST_SEARCH = 60  # maximum number of words and gaps back to the space before a period; bounds the time
+LONGEST_SEARCH = 60  # maximum number of words and gaps to search back from a period for a space; bounds the time
 MARKER_OF_STOPS = "DOTMULTI"  # sacremoses' intermediate form of "..", which it converts to a period at the end
 NO_BREAK_SPACE = "\u00a0"
 
@@ -60,7 +61,7 @@ def character_class(letters: Iterable[str]) -> str:
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
-# Private-use characters, which are removed from input texts.
+# Private-use characters. If an input text contains them, they are replaced with NO_SIGN.
 OPEN, CLOSE, *WHOLE = (chr(code) for code in range(0x10FF00, 0x10FF05))  # brackets of a symbol, and whole symbols
 SIGNS = f"{OPEN}-{WHOLE[-1]}"
 MARK = "\U0010ff05"  # marks a position for the next rule
@@ -357,7 +358,7 @@ class MosesWords:
                 raise _UnusualTextError
 
     def _find_stand_in(self, letter: str) -> str:
-        """Return a representative word with letters of the same class that is not an abbreviation."""
+        """Return a word that stands in for all words of the letter's class and is not an abbreviation."""
         if not letter:
             return ""
         word = self._words_of_classes.setdefault(self._class_of(letter), letter * 3)

@@ -1,9 +1,9 @@
 """Normalization of raw text into words for BPE: punctuation, case, Moses tokenization, special tokens.
 
-LazyFormer (appendix A) normalizes, lowercases and tokenizes (Moses) the text; BPE follows in ``tokenizer.py``. Here
-Moses runs before lowercasing, because its rules for periods depend on the case of the next word. In lowercased text
-with several sentences (such as a GLUE pair), inner periods would stay attached to their words, which never happens in
-pre-training on single sentences.
+LazyFormer (appendix A) normalizes the text, lowercases it and tokenizes it with Moses. Here, BPE follows in
+``tokenizer.py``, and Moses runs before lowercasing, because its rules for periods depend on the case of the next word.
+In lowercased text with several sentences (such as a GLUE pair), inner periods would stay attached to their words, which
+never happens in pre-training on single sentences.
 """
 
 import re
@@ -32,7 +32,7 @@ COPY_AGAIN = "copy the whole tokenizer folder again"
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Text normalization settings, which determine the ids of a text together with the sentencepiece model.
+    """Text normalization settings, which together with the sentencepiece model determine a text's ids.
 
     Raises:
         UserError: a value is invalid.
@@ -64,7 +64,7 @@ class TextSettings:
 
     It is off by default because English rarely needs it. In 9 million words of Wikipedia and novels, such characters
     make up 0.04% of the tokens, mostly in names in other scripts, while 120 letters and signs have a piece. Bytes would
-    cost three tokens per such character, as well as 256 pieces that a model rarely encounters in this text. Turn it on
+    cost three tokens per such character and take up 256 pieces that a model rarely encounters in this text. Turn it on
     for text in many scripts.
     """
 
@@ -89,7 +89,7 @@ class TextSettings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], path: Path) -> "TextSettings":
-        """Parse settings from a JSON object, which must contain exactly the settings.
+        """Parse settings from a JSON object, which must contain all settings and nothing else.
 
         Args:
             values: the object.
@@ -110,14 +110,14 @@ def symbol_pattern(settings: TextSettings) -> Pattern:
     The match is a group, which makes ``split`` keep the symbols.
     """
     symbols = "|".join(map(re.escape, (*settings.special_tokens, MASK, UNKNOWN)))
-    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # without ASCII, a long s would match in <mask>
+    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # without re.ASCII, a long s would match an s
 
 
 class TextNormaliser:
     """A callable that normalizes a text, ideally a single sentence, and can revert Moses' spacing for display.
 
-    Special tokens, ``<mask>`` and ``<unk>`` (in any case) are not normalized; each becomes a separate word in lower
-    case.
+    Special tokens, ``<mask>`` and ``<unk>`` (in upper or lower case) are not normalized; each becomes a separate
+    lowercase word.
     """
 
     def __init__(self, settings: TextSettings):

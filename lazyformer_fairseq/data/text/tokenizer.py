@@ -51,10 +51,10 @@ from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 if TYPE_CHECKING:
     import tokenizers
 
-# In characters. Some versions of sentencepiece index characters with 16 bits and reject longer words, such as a text in
-# a script without spaces. Longer words are truncated for training.
+# In characters. Longer words are truncated for training, because some versions of sentencepiece index characters with
+# 16 bits and reject longer words. In a script without spaces, a whole text is one word.
 LONGEST_TRAINING_WORD = 60_000
-LONGEST_TRAINING_LINE = 1 << 20  # in bytes; sentencepiece skips longer lines, by default above 4192 bytes
+LONGEST_TRAINING_LINE = 1 << 20  # in bytes; sentencepiece skips lines above this limit (4192 by default)
 THREADS = 1  # recorded in the model file, which must be identical on every machine
 
 
@@ -407,7 +407,7 @@ def find_tokenizer_folder(path: Path) -> Path:
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():
             return candidate
-    raise UserError(f"{path}: no tokenizer found ({SETTINGS_FILE}); use its folder, or the folder of a checkpoint")
+    raise UserError(f"{path}: no tokenizer found ({SETTINGS_FILE}); use a tokenizer or checkpoint folder")
 
 
 def tokenizer_hashes(folder: FolderName) -> dict[str, str]:

@@ -423,7 +423,7 @@ def cut_short(tmp_path_factory) -> tuple[Path, str]:
     return folder, invoke("finetune", f"m={START}", "--data", folder / "long", "--output", folder / "out", *options)
 
 
-CUT = "{} rows{} longer than the 64 tokens that {} reads; the rest is truncated"
+CUT = "{} rows{} longer than the 64 tokens that {} reads; the excess is truncated"
 
 
 def test_what_a_model_does_not_read_is_counted_in_the_table_and_the_report(cut_short, tmp_path):

@@ -300,7 +300,7 @@ def test_questions_that_are_cut_are_counted(tmp_path):
     prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
     (said,) = prepared.facts("valid", 64).warnings("m")
     assert said == (
-        "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the rest is truncated"
+        "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the excess is truncated"
     )
 
 

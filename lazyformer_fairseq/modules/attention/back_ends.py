@@ -7,9 +7,9 @@
 - ``recompute`` calls torch's fused attention in every sublayer of a block, with the Q and K of the block's ``s``.
 - ``flex`` is torch's FlexAttention; see :mod:`.flex`.
 
-In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block, except those of the values of each
-``l`` (:mod:`.lazy_block`). In ``recompute``, a learned bias is a dense matrix, and torch's kernels differ in their
-support for it:
+In ``materialize`` and ``fused``, the ``s`` computes most gradients of its lazy block, and each ``l`` computes only the
+gradient of its own values (:mod:`.lazy_block`). In ``recompute``, a learned bias is a dense matrix, and torch's kernels
+differ in their support for it:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|

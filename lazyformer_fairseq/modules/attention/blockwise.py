@@ -8,10 +8,10 @@ Without a mask, a chunk has all keys, or in a causal model all keys up to its la
 *runs* of consecutive keys and omits the keys that none of its queries sees. The scores of all runs are stored side by
 side. Keys that are not tokens come last, and every query sees them.
 
-Additions to the scores that depend on distances are views of smaller tensors. With a bias by distance, the rows of a
-chunk are in reverse order, starting with the last query. Row i of the bias is then the window of distances that starts
-at i. For Transformer-XL's positions, scores are computed for each query and distance, and a view arranges them by query
-and key.
+Additions to the scores that depend on distances are views of smaller tensors. If there is a bias per distance, the rows
+of a chunk are in reverse order, starting with the last query. Row i of the bias is then the window of distances that
+starts at i. For Transformer-XL's positions, scores are computed for each query and distance, and a view arranges them
+by query and key.
 """
 
 import functools

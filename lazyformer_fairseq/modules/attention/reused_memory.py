@@ -1,7 +1,7 @@
 """CPU memory that is reused from update to update.
 
 Each update writes distributions of a few hundred megabytes. The operating system would allocate new memory for them
-page by page, which took a third as long as computing the contents when we measured it. On GPUs this is not necessary,
+page by page, which took a third as long as computing the contents when we measured it. On GPUs no such reuse is needed,
 because torch caches their memory.
 """
 

@@ -44,7 +44,7 @@ class Scores:
         table_KN: The learned bias, indexed by bucket and head; None for no bias.
         bucket_by_distance: The bucket of each distance, integers (K + T - 1,). The bucket of the distance key - query
             is at index K - 1 + (key - query). None without a bias.
-        far: The distance at and beyond which all distances on the same side share one bucket.
+        far: The distance at and beyond which all distances on the same side of the query share one bucket.
         lengths_B: The number of keys before the padding in each sequence; padding is always on the right. None without
             padding.
         is_causal: Whether later keys are hidden from queries.
@@ -222,7 +222,7 @@ class Scores:
         return layout(added)
 
     def _write(self, time: int, keys: int, like: Tensor, layout: Optional[Layout]) -> Optional[Tensor]:
-        """Return the bias by distance, with -inf at padding, later keys, and keys hidden by the mask."""
+        """Return the bias per distance, with -inf at padding, later keys, and keys hidden by the mask."""
         added = None
         if self.table_KN is not None:
             added = self._by_distance(self.table_KN, time, keys).to(like.dtype)

@@ -33,7 +33,7 @@ class Tiles(NamedTuple):
         queries: The number of queries per tile.
         keys: The number of keys per tile.
         warps: The number of warps per tile.
-        stages: The number of pipeline stages, that is, tiles loaded at the same time.
+        stages: The number of pipeline stages, that is, of tiles loaded at the same time.
     """
 
     queries: int
@@ -245,7 +245,7 @@ def launch(
 
     Args:
         kernel: The kernel.
-        kept: The size of the tile that a program keeps, BLOCK_Q or BLOCK_K, while it loops over the tiles of the other
+        kept: BLOCK_Q or BLOCK_K, the size of the tile that a program keeps while it loops over the tiles of the other
             dimension.
         q: The queries (B, N, T, D), which determine the sizes.
         strided: Tensors (B, N, T, D), or tuples of such tensors, each of which is passed with an additional argument
@@ -283,7 +283,7 @@ def block_of_head(size: int) -> int:
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """Return the autotuned kernel, which tries the tiles on the first call of each class of T, m, D and dtype.
+    """Return the autotuned kernel, which tries the tiles on the first call for each class of T, m, D and dtype.
 
     The classes of T are separated by powers of two.
     """

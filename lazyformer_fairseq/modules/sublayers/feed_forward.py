@@ -209,8 +209,9 @@ class Experts(Sublayer):
         count: E.
         experts: the experts in this process, by index. These are all experts, unless
             :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has distributed them.
-        exchange: a function that sends inputs to the processes of their experts: (:meth:`compute`, inputs (P, C) sorted
-            by expert, counts (E,)) -> outputs (P, C). None if this process has all experts.
+        exchange: a function that sends inputs to the processes of their experts. It takes :meth:`compute`, the inputs
+            (P, C) sorted by expert, and the counts (E,), and returns the outputs (P, C). None if this process has all
+            experts.
         auxiliary_outputs: what the last training forward pass produced besides its output.
     """
 

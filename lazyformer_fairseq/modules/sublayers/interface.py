@@ -68,9 +68,9 @@ class Context(NamedTuple):
             back end to use.
         positions: Transformer-XL's relative positions, for causal models only.
         observe: a callback that receives each attention distribution, for example to plot it; None for no callback.
-        documents: the grouping of the documents if one row (1, S, C) contains several, which keeps documents from
-            attending to each other (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is
-            then ignored. None if each row is one sequence.
+        documents: if one row (1, S, C) contains several documents, their grouping, which keeps them from attending to
+            each other (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is then ignored.
+            None if each row is one sequence.
     """
 
     scores: Scores

@@ -93,8 +93,8 @@ class VariantModule(nn.Module):
         options: the network's options, with all settings of the ``s``.
 
     Attributes:
-        project: for encoders, a function (input, linear layer for queries, keys and values, scores) -> queries, keys
-            and values, (B, positions, C) each. None if each position is projected independently.
+        project: for encoders, a function that takes the input, the linear layer that projects it, and the scores, and
+            returns queries, keys and values, (B, positions, C) each. None if each position is projected independently.
         mask: the keys that each query can attend to; None for all keys.
     """
 
@@ -125,8 +125,8 @@ class VariantModule(nn.Module):
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for overrides
         """Build a module that transforms plain values; None if the variant does not change them.
 
-        The ``s`` and each ``l`` that reuses its distribution get separate modules. The module is called as (values,
-        x_BKC) -> values. With several variants, their modules are called in table order.
+        The ``s`` and each ``l`` that reuses its distribution get separate modules. The module takes (values, x_BKC) and
+        returns the new values. The modules of several variants are called in table order.
         """
         return None
 

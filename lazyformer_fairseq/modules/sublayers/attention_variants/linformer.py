@@ -73,7 +73,7 @@ class Linformer(VariantModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project the input to queries (B, T, C), keys (B, P, C) and values (B, P, C).
 
-        E (X W) equals (E X) W. The second order is cheaper if all heads share E and P is smaller than T.
+        E (X W) equals (E X) W. The second form is cheaper if all heads share E and P is smaller than T.
 
         Raises:
             ValueError: the input is longer than n tokens.
@@ -151,7 +151,7 @@ class ProjectedDistribution(NamedTuple):
     def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, Any]:
         """Project the values of an ``l`` along the sequence.
 
-        F (X W) equals (F X) W. The second order is cheaper if all heads share F and P is smaller than T.
+        F (X W) equals (F X) W. The second form is cheaper if all heads share F and P is smaller than T.
 
         Args:
             x_BTC: the input of the ``l``.

@@ -1,4 +1,4 @@
-"""Safe loading of NumPy array files, without allocating more memory than the file's size."""
+"""Loads NumPy array files safely, without allocating more memory than the size of the file."""
 
 import zipfile
 from pathlib import Path
@@ -31,10 +31,10 @@ def map_array(path: Path, remedy: str, dtypes: str = "iu", ndim: Optional[int] =
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy may raise anything for a damaged header
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: cannot be read as an array: {said}; {remedy}") from None
+        raise UserError(f"{path}: cannot be read as an array ({said}); {remedy}") from None
     has_type = array.dtype.kind in dtypes
-    # Items of zero bytes, such as those of type <U0, occupy no space in the file, but a copy may need any amount of
-    # memory.
+    # An array of zero-byte items (type <U0, for example) occupies no space in the file, but copying it may need any
+    # amount of memory.
     has_bytes = array.dtype.itemsize > 0
     has_dimensions = ndim is None or array.ndim == ndim
     if not (has_type and has_bytes and has_dimensions):

@@ -1,8 +1,8 @@
 """Atomic writes of files and folders.
 
-A file is written under a hidden name in the same folder, ``.NAME.0123abcd.unfinished``, locked, synced to disk and
-renamed. Readers of NAME see either the old or the new contents. If the process is killed, the next process removes the
-unfinished file, because its lock has been released.
+A file is written under a hidden name, such as ``.NAME.0123abcd.unfinished``, in the same folder, where it is locked,
+synced to disk and then renamed. Readers of NAME see either the old or the new contents. If the process is killed, the
+file's lock is released, and the next process to write NAME removes the unfinished file.
 """
 
 import errno
@@ -69,7 +69,7 @@ def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
         _lock(file.fileno())
         if unfinished.exists():
             return file, unfinished
-        # Another process removed it before it was locked.
+        # Another process removed the file before it was locked.
         file.close()
 
 
@@ -132,7 +132,7 @@ def _new_locked_folder(folder: Path) -> tuple[int, Path]:
     while True:
         unfinished = unfinished_name(folder)
         unfinished.mkdir(parents=True)
-        with suppress(FileNotFoundError):  # another process removed it before it was opened
+        with suppress(FileNotFoundError):  # another process removed the folder before it was opened
             descriptor = os.open(unfinished, os.O_RDONLY)
             _lock(descriptor)
             if unfinished.exists():
@@ -141,10 +141,10 @@ def _new_locked_folder(folder: Path) -> tuple[int, Path]:
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:
-    """Raise a UserError if `folder` is a file, a dangling link, a mount point, or a folder that is not empty."""
+    """Raise a UserError if `folder` is a file, a broken symbolic link, a mount point, or a folder that is not empty."""
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
-        raise UserError(f"{folder}: this is a dangling link; remove it or choose another folder")
+        raise UserError(f"{folder} is a broken symbolic link; remove it or choose another folder")
     if not folder.exists():
         return
     if not folder.is_dir() or any(folder.iterdir()) or folder.is_mount():
@@ -166,7 +166,7 @@ def refuse_unwritable(path: Path) -> None:
         while not os.path.lexists(place):
             place = place.parent
         if place.is_symlink() and not place.exists():
-            raise UserError(f"{path}: cannot be written ({place} is a dangling link); choose another path")
+            raise UserError(f"{path}: cannot be written ({place} is a broken symbolic link); choose another path")
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -212,7 +212,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _give_usual_modes(folder: Path) -> None:
-    """Set the permissions of files according to the umask, because safetensors files are only readable by the owner."""
+    """Set files' permissions according to the umask, because safetensors creates files that only the owner can read."""
     usual = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Parsing and validation of JSON and YAML files with settings and results.
+"""Parses and validates JSON and YAML files that contain settings or results.
 
 These files may be damaged or come from an untrusted source. :func:`as_type` validates their contents against the field
 types of a dataclass. Size and depth limits prevent small files from exhausting the memory or the stack.
@@ -125,7 +125,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     except RecursionError:
         raise UserError(f"{path}: not a valid YAML settings file, because it is nested too deeply; {remedy}") from None
-    except Exception as error:  # PyYAML does not catch Python's errors, for example for 2020-99-99
+    except Exception as error:  # PyYAML does not catch Python's own errors, such as for the date 2020-99-99
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a valid YAML settings file ({said}); {remedy}") from None
     if not isinstance(content, dict):
@@ -136,8 +136,8 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
 def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
     """Validate JSON values and convert them to a dataclass or another type that pydantic supports.
 
-    Validation is strict: neither the string "1" nor true is a number. Unknown keys are ignored, unless the dataclass's
-    `__pydantic_config__` has ``"extra": "forbid"``.
+    Validation is strict: neither the string "1" nor true counts as a number. Unknown keys are ignored, unless the
+    dataclass's `__pydantic_config__` has ``"extra": "forbid"``.
 
     Args:
         expected: the dataclass or type, such as dict[str, int].

@@ -35,7 +35,7 @@ UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 PIECE = 2**22  # bytes to read per chunk
 
 _LABEL = b"lazyformer_fairseq sha256 "
-_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive without a comment: its length, 0
+_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive without a comment: the comment's length, 0
 _COMMENT_FOLLOWS = struct.pack("<H", len(_LABEL) + 64)
 _ENDING = re.compile(re.escape(_COMMENT_FOLLOWS + _LABEL) + rb"([0-9a-f]{64})")
 _ENDING_SIZE = len(_COMMENT_FOLLOWS + _LABEL) + 64
@@ -302,7 +302,7 @@ def forbid_unsafe_loads(
     """Remove the environment variable that allows ``torch.load`` to run code, for this process and its children."""
     if environment.pop(UNSAFE_LOADS, None):
         logger.warning(
-            "%s was set and has been removed, because it allows checkpoints to run code, which none of them needs",
+            "%s was set and has been removed, because it allows checkpoints to run code, which no checkpoint needs",
             UNSAFE_LOADS,
         )
     return environment

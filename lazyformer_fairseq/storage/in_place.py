@@ -1,4 +1,4 @@
-"""Safe opening of files that are written in place, such as locks and logs, in folders chosen by the user.
+"""Safely opens files that are written in place, such as locks and logs, in folders chosen by the user.
 
 All other files are written under a hidden name and renamed (:mod:`.atomic`), which never modifies an existing file.
 Opening a file for writing is less safe: its path may be a link to one of the user's files, which would be truncated or
@@ -58,7 +58,7 @@ def _refuse(path: Union[str, Path], found: os.stat_result) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log, for example to find out why a run stopped; empty if the log cannot be read."""
+    """Return the end of a log, which may say why a run stopped, or an empty string if the log cannot be read."""
     if not log.is_file():
         return ""
     try:

@@ -1,10 +1,10 @@
-"""Vectorized reading, writing, joining and checking of fairseq's memory-mapped dataset format.
+"""Reads, writes, joins and checks datasets in fairseq's memory-mapped format, with vectorized code.
 
 PREFIX.bin  concatenated ids of all items
 PREFIX.idx  type of the ids, number of items, sizes (int32, ids per item), pointers (int64, bytes before each item)
 
-:func:`check_items` detects damage before a dataset is read. "quick" checks the ends and sizes of both files and
-:data:`SAMPLES` positions in between, which takes a second for 16 GB. "full" checks every id.
+:func:`check_items` detects damage before a dataset is read. A "quick" check covers the ends and sizes of both files and
+:data:`SAMPLES` positions in between, which takes a second for 16 GB. A "full" check covers every id.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# Copied from fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
+# Copied from fairseq.data.indexed_dataset, which takes seconds to import; a test compares the two.
 MAGIC = b"MMIDIDX\x00\x00"
 _DTYPES = (
     np.uint8,
@@ -84,8 +84,8 @@ class Index:
             if found < self.bytes:
                 how = "truncated"
             raise UserError(
-                f"{path}: {how}: {found:,} bytes, but {self.bytes:,} according to {self.path.name}; copy or binarize "
-                "both files again, and keep matching files together"
+                f"{path} is {how}: it has {found:,} bytes, but should have {self.bytes:,} according to "
+                f"{self.path.name}; copy or binarize both files again, and keep matching files together"
             )
         return path
 
@@ -115,8 +115,8 @@ def read_index(prefix: Prefix) -> Index:
         )
     if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
         problem = "truncated" if found < expected else "too long"
-        bytes_found = f"{found:,} bytes, but {expected:,} for the {items:,} items in its header"
-        raise UserError(f"{path}: {problem}: {bytes_found}; {WRITE_AGAIN}")
+        bytes_found = f"it has {found:,} bytes, but needs {expected:,} for the {items:,} items in its header"
+        raise UserError(f"{path} is {problem}: {bytes_found}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
         raise UserError(f"{path}: the ids have type {code}, which is not an integer type; binarize the text again")
@@ -131,7 +131,8 @@ def read_index(prefix: Prefix) -> Index:
 class MappedItems(Sequence):
     """A memory-mapped sequence of a dataset's items, each an array of ids; processes share the memory.
 
-    fairseq's class reads the whole file before use. This one lets the system prefetch the file without waiting.
+    The corresponding class in fairseq reads the whole file before use. This one lets the operating system prefetch the
+    file, and does not wait for it.
 
     Attributes:
         sizes: number of ids per item, (items,).
@@ -285,11 +286,11 @@ def check_items(
     if vocab_size is None:
         vocab_size = largest + 1
     if index.pointers[0] != 0:
-        raise UserError(f"{index.path}: damaged: the first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
+        raise UserError(f"{index.path} is damaged: the first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
     if vocab_size - 1 > largest:
         raise UserError(
-            f"{index.path}: the ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
-            "one of the two is from a different corpus; use both from the same folder"
+            f"{index.path}: the ids are {index.dtype} (at most {largest:,}), but dict.txt has {vocab_size:,} symbols: "
+            "one of the two files is from a different corpus; use both from the same folder"
         )
     ids = np.memmap(index.check_data(), dtype=index.dtype, mode="r")
     if how == "quick":
@@ -326,7 +327,7 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
-    """Return the end of the range of items from `start` within the limits; it contains at least one item."""
+    """Return the end of the longest range from item `start` within the limits; it always contains that item."""
     sizes = index.sizes[start : start + most_items]
     cumulative_ids = np.cumsum(sizes, dtype=np.int64)
     items_within = int(np.searchsorted(cumulative_ids, most_ids))
@@ -340,13 +341,13 @@ def _check_piece(
     vocab_size: int,
     eos: Optional[int],
 ) -> None:
-    """Check items [first, last), and that the next item starts at their end."""
+    """Check the items in [first, last), and that the next item starts where the last of them ends."""
     first, last = piece_of_items
     data = index.path.with_suffix(".bin")
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))
-        raise UserError(f"{index.path}: damaged: item {item:,} has {index.sizes[item]} ids; {WRITE_AGAIN}")
+        raise UserError(f"{index.path} is damaged: item {item:,} has {index.sizes[item]} ids; {WRITE_AGAIN}")
 
     start = int(index.pointers[first]) // index.dtype.itemsize
     width = index.dtype.itemsize
@@ -360,7 +361,7 @@ def _check_piece(
     )
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
-        raise UserError(f"{index.path}: damaged at item {item:,}: items are not contiguous; {WRITE_AGAIN}")
+        raise UserError(f"{index.path} is damaged at item {item:,}: items are not contiguous; {WRITE_AGAIN}")
 
     piece = ids[start : int(ends[-1])]
     if index.dtype.kind == "i":
@@ -371,8 +372,8 @@ def _check_piece(
         place = int(np.argmax(beyond))
         item = first + int(np.searchsorted(ends, start + place, side="right"))
         raise UserError(
-            f"{data}: id {piece[place]} in item {item:,}, but dict.txt has {vocab_size:,} symbols: one of the two is "
-            "from a different corpus, or the file is damaged; use both from the same folder"
+            f"{data}: item {item:,} contains id {piece[place]}, but dict.txt has {vocab_size:,} symbols: one of the "
+            "two files is damaged or from a different corpus; use both from the same folder"
         )
 
     unended = piece[ends - 1 - start] != eos

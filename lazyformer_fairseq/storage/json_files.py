@@ -1,4 +1,4 @@
-"""Atomic writing and safe reading of JSON files, optionally with a checksum, and file hashes."""
+"""Writes JSON files atomically and reads them safely, optionally with a checksum; caches values and hashes files."""
 
 import hashlib
 import json
@@ -75,7 +75,7 @@ def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     content = read_json(path, remedy)
     said = content.pop(CHECKSUM, None)
     if said != _checksum(content):
-        raise UserError(f"{path}: damaged, its checksum does not match its contents; {remedy}")
+        raise UserError(f"{path} is damaged: its checksum does not match its contents; {remedy}")
     return content
 
 

@@ -19,7 +19,7 @@ from lazyformer_fairseq.storage.run_lock import file_lock
 
 
 def is_url(path: Union[str, Path]) -> bool:
-    """Return True if a path is a URL; a ``Path`` never is, because it cannot contain two adjacent slashes."""
+    """Return True if a path is a URL; a ``Path`` is never a URL, because it cannot contain two adjacent slashes."""
     return "://" in str(path)
 
 
@@ -28,8 +28,8 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
     """Yield fsspec's file system for a URL and the path in it.
 
     Raises:
-        UserError: an operation on the file system fails in the block, except for a full local disk, which raises an
-            OSError.
+        UserError: an operation on the file system fails in the block.
+        OSError: the local disk is full.
     """
     from fsspec.core import url_to_fs
 

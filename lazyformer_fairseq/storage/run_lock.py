@@ -35,7 +35,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_for_process(folder: Path, lock: str) -> None:
-    """Lock a folder with a file `lock` until the process ends; repeated calls have no effect.
+    """Lock a folder until the process ends, using a file named `lock` in it; repeated calls have no effect.
 
     Child processes do not inherit the lock, because data workers may outlive a killed process by seconds.
     """
@@ -107,7 +107,7 @@ def keep_settings(
     begun: bool,
     stale_files: Iterable[Path] = (),
 ) -> None:
-    """Store a folder's settings in a file, or check that they match; they may change until work has started.
+    """Store a folder's settings in a file, or check that they match those stored; until work starts, they may change.
 
     Args:
         file: the settings file.

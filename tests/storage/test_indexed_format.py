@@ -44,8 +44,8 @@ def test_as_written_at_once(tmp_path_factory, parts, dtype):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("b.bin", None, "b.bin: truncated: 6 bytes, but 8 according to b.idx"),
-        ("b.idx", None, "b.idx: truncated"),
+        ("b.bin", None, "b.bin is truncated: it has 6 bytes, but should have 8 according to b.idx"),
+        ("b.idx", None, "b.idx is truncated"),
         ("a.idx", b"", r"a\.idx: not an index in fairseq"),
         ("a.idx", b"x" * 200, r"a\.idx: not an index in fairseq"),
         ("c", np.int64, r"c\.idx: the ids are int64, but the ids of the other parts are uint16"),

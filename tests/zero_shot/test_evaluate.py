@@ -63,7 +63,7 @@ def test_a_rerun_keeps_what_is_there(pairs, tmp_path, monkeypatch):
     assert "another model is also called one" in refusal("evaluate", f"one={ENCODER}", f"one={EXPORTED}", *words)
     kept = tmp_path / "out" / "one.json"
     kept.write_text(kept.read_text().replace('"cut": 0', '"cut": 1'))
-    assert "one.json: damaged" in refusal("evaluate", f"one={ENCODER}", *words)
+    assert "one.json is damaged" in refusal("evaluate", f"one={ENCODER}", *words)
 
 
 def test_what_is_refused(pairs, tmp_path):

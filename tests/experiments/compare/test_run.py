@@ -129,7 +129,7 @@ def test_a_digit_that_changed_is_no_result(name, finished, data_folder, tmp_path
     shutil.copytree(finished[0], tmp_path / "changed")
     path = tmp_path / "changed" / name
     path.write_text(path.read_text().replace("4", "5", 1))
-    with pytest.raises(UserError, match=rf"{name}: damaged, its checksum does not match .*run the same command again"):
+    with pytest.raises(UserError, match=rf"{name} is damaged: its checksum does not match .*run the same command"):
         compare(tiny(data_folder), tmp_path / "changed", [])
 
 

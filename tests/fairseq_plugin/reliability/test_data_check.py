@@ -77,20 +77,22 @@ def with_id(corpus: Path, place: float, value: int) -> None:
 
 DICTIONARIES = [f"shard{number}/dict.txt" for number in range(SHARDS)]
 DAMAGE = {
-    "shard2/train.bin: truncated: .* according to train.idx; copy or binarize both": cut("shard2/train.bin", -2),
-    "shard2/train.bin: too long": rewrite("shard2/train.bin", lambda data: data + b"\0\0"),
-    "shard1/train.bin: truncated: 0 bytes": cut("shard1/train.bin", 0),
-    r"shard1/train.idx: truncated: [\d,]+ bytes, but [\d,]+ for the \d+ items in its header": cut(
+    "shard2/train.bin is truncated: .* according to train.idx; copy or binarize both": cut("shard2/train.bin", -2),
+    "shard2/train.bin is too long": rewrite("shard2/train.bin", lambda data: data + b"\0\0"),
+    "shard1/train.bin is truncated: it has 0 bytes": cut("shard1/train.bin", 0),
+    r"shard1/train.idx is truncated: it has [\d,]+ bytes, but needs [\d,]+ for the \d+ items in its header": cut(
         "shard1/train.idx", -8
     ),
-    "shard1/train.idx: truncated: 12 bytes": cut("shard1/train.idx", 12),
-    r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ according to": copy("shard0/valid.idx", "shard0/train.idx"),
-    "shard0/train.bin: truncated.*, and keep matching files together": swap("shard0/train.bin", "shard0/valid.bin"),
-    "shard0/train.bin: truncated.* keep matching files together": swap("shard0/train.bin", "shard2/train.bin"),
+    "shard1/train.idx is truncated: it has 12 bytes": cut("shard1/train.idx", 12),
+    r"shard0/train.bin is too long: it has [\d,]+ bytes, but should have [\d,]+ according to": copy(
+        "shard0/valid.idx", "shard0/train.idx"
+    ),
+    "shard0/train.bin is truncated.*, and keep matching files together": swap("shard0/train.bin", "shard0/valid.bin"),
+    "shard0/train.bin is truncated.* keep matching files together": swap("shard0/train.bin", "shard2/train.bin"),
     r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from a": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
-    r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
+    r"shard1/train.bin: item \d+ contains id 160, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
     "shard1/train.bin: item 0 does not end in </s>": put("shard1/train.bin", 0, b"\0" * 100),
     "shard1/train.idx: the shard is empty; remove it": both(
         cut("shard1/train.bin", 0), rewrite("shard1/train.idx", lambda _: HEADER.pack(MAGIC, 1, 8, 0))
@@ -101,21 +103,21 @@ DAMAGE = {
     "shard2: this shard is missing; found 2 of 3": remove("shard2"),
     "shard0: this shard is missing": both(copy("shard0/dict.txt", "shard1/dict.txt"), remove("shard0")),
     # The type of the ids: of another width, not the file's, no integer.
-    "shard0/train.bin: truncated|shard0/train.idx: damaged at item": put("shard0/train.idx", 17, b"\x04"),
-    "shard0/train.bin: too long": rewrite(
+    "shard0/train.bin is truncated|shard0/train.idx is damaged at item": put("shard0/train.idx", 17, b"\x04"),
+    "shard0/train.bin is too long": rewrite(
         "shard0/train.bin", lambda data: np.frombuffer(data, dtype=np.uint16).astype(np.int64).tobytes()
     ),
     "shard0/train.idx: the ids have type 6, which is not an integer": put("shard0/train.idx", 17, b"\x06"),
     "shard1/train.idx: not an index in fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
-    "shard0/train.idx: damaged: item 0 has -1 ids": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
-    r"train.idx: damaged at item \d+: items are not contiguous": put("shard0/train.idx", -20, b"\x01"),
+    "shard0/train.idx is damaged: item 0 has -1 ids": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
+    r"train.idx is damaged at item \d+: items are not contiguous": put("shard0/train.idx", -20, b"\x01"),
     "shard1/dict.txt: this dictionary differs from .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),
     "tokenizer/dict.txt: this dictionary differs from .*shard0/dict.txt": both(
         *(rewrite(name, lambda data: b"new 1\n" + data) for name in DICTIONARIES)
     ),
-    r"(not a dictionary|shard0/train.bin: id \d+ in item \d+, but dict.txt has \d+ symbols)": both(
+    r"(not a dictionary|shard0/train.bin: item \d+ contains id \d+, but dict.txt has \d+ symbols)": both(
         *(rewrite(name, lambda data: data[: len(data) // 2]) for name in DICTIONARIES), remove("tokenizer")
     ),
     "manifest.json: cannot be read as J": rewrite("manifest.json", lambda _: b"{"),
@@ -172,7 +174,7 @@ def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path):
     dictionary = load_dictionary(tmp_path / "a" / "dict.txt")
     check_data(folders, "train", dictionary)
     cut("b/train.bin", 0)(tmp_path)
-    with pytest.raises(UserError, match="b/train.bin: truncated"):
+    with pytest.raises(UserError, match="b/train.bin is truncated"):
         check_data(folders, "train", dictionary)
     for kind in ("bin", "idx"):
         copy(f"shard1/train.{kind}", f"shard1/train1.{kind}")(corpus)
@@ -185,12 +187,12 @@ def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp
     run, options = tmp_path / "run", f"{TINY} --max-update 1 --disable-validation"
     with_id(corpus, 0.5, 160)
     message = message_of(fairseq_train, corpus, options.replace("--max-update", "--max-epoch"), run)
-    assert "shard1/train.bin: id 160" in message, "of the second epoch"
+    assert "shard1/train.bin: item " in message and " contains id 160" in message, "of the second epoch"
     assert not (run / "checkpoint_last.pt").exists()
     assert updates_of(fairseq_train(corpus, f"{options} --verify none", run)) == 1
     cut("shard0/valid.bin", -2)(corpus)
     message = message_of(fairseq_train, corpus, f"{TINY} --max-update 1 --verify full", tmp_path / "other")
-    assert "shard0/valid.bin: truncated" in message
+    assert "shard0/valid.bin is truncated" in message
     fairseq_train(f"{corpus}/shard0:{corpus}/shard2", options, tmp_path / "other")
     assert "shards 1 are not read" in caplog.text, "no mistake, but said"
     assert "an empty name is not a folder" in message_of(fairseq_train, f"{corpus}:", options, tmp_path / "other")

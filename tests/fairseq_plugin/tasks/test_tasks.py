@@ -286,5 +286,5 @@ def test_data_that_is_not_there_or_of_another_dictionary_is_named(lm_data, tmp_p
     data = shutil.copytree(lm_data, tmp_path / "data")
     lines = (data / "dict.txt").read_text().splitlines(keepends=True)
     (data / "dict.txt").write_text("".join(lines[:-5]))
-    with pytest.raises(UserError, match=r"train\.bin: id \d+ in item .* one of the two is from a different corpus"):
+    with pytest.raises(UserError, match=r"train\.bin: item .* contains id \d+.* one of the two files is damaged"):
         task_of(data).load_dataset("train")

@@ -305,7 +305,7 @@ def attention_with_learned_bias(
     added: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention with torch's fused kernels and with additions to the scores that require a gradient.
+    """Compute attention with torch's fused kernels when the additions to the scores require a gradient.
 
     torch uses its memory-efficient kernel where available. Elsewhere, such as on a CPU, it writes the distribution to
     memory. Sequences are processed in chunks of at most :data:`CHUNK_NUMBERS` scores, except under torch.compile, which

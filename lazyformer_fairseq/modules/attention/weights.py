@@ -164,8 +164,8 @@ def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tens
 
     See Correia et al., 2019, section 3. Differentiating p^eps = 1 + eps (s - tau) with respect to alpha yields dp = w
     (c - l^2 phi(eps l)), where l = log p, w = p^(2 - alpha), phi(z) = (1 - (1 - z) e^z) / z^2, and c is chosen so that
-    each row sums to 0. The gradient of the exponent is therefore the sum of -dS l^2 phi(eps l). The paper's formula is
-    a difference of two numbers as large as 1 / eps^2.
+    each row sums to 0. The gradient of the exponent is therefore the sum of -dS l^2 phi(eps l). The paper's formula
+    instead takes the difference of two numbers as large as 1 / eps^2.
     """
     logs = torch.where(probabilities > 0, probabilities, 1).log()
     scaled = logs * (exponent_N - 1)[:, None, None]

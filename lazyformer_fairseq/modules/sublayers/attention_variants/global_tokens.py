@@ -40,7 +40,7 @@ class WindowWithGlobalTokens(Window):
     tokens. Global and other tokens share Transformer-XL's u and v.
 
     Attributes:
-        copies: the projection ("q", "k" or "v") of which each linear layer starts as a copy, by the name of the layer.
+        copies: the projection ("q", "k" or "v") from which each linear layer is initialized, by the layer's name.
         first: g, the number of global tokens at the start of the text; 0 if the caller passes their positions.
         q_proj: the query projection for global tokens; None without global tokens.
         k_proj: the key projection for the attention of global tokens; None without global tokens.

@@ -104,8 +104,7 @@ class AttentionMask(NamedTuple):
 
     @property
     def reach(self) -> Optional[int]:
-        """The number of positions back that queries see; None if there is no limit, or if it differs between
-        queries."""
+        """The number of positions back that queries see; None if there is no limit or it differs between queries."""
         reach = 0
         for _, parts in self.groups:
             for part in parts:

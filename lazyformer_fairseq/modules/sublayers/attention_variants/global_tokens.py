@@ -36,8 +36,8 @@ class WindowWithGlobalTokens(Window):
     3.1). These projections are initialized as copies of the regular ones. Other tokens attend to the regular keys and
     values of global tokens. A global token within the window counts once, as in the published code.
 
-    In a causal model, a global token attends only to earlier tokens, and other tokens attend only to earlier global
-    tokens. Global and other tokens share Transformer-XL's u and v.
+    In a causal model, a global token attends only to the tokens before it, and only the tokens after it attend to it.
+    Global and other tokens share Transformer-XL's u and v.
 
     Attributes:
         copies: the projection ("q", "k" or "v") from which each linear layer is initialized, by the layer's name.

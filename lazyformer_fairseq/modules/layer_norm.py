@@ -32,7 +32,7 @@ class NormOptions(NamedTuple):
 def layer_norm(embed_dim: int, eps: float = EPS, norm_type: str = LAYER, has_bias: bool = True) -> nn.Module:
     """Build a normalization layer over the last dimension, which has size `embed_dim`.
 
-    For the other arguments see :class:`NormOptions`.
+    For the other arguments, see :class:`NormOptions`.
     """
     if norm_type == RMS:
         return RMSNorm(embed_dim, eps=eps)

@@ -88,10 +88,11 @@ class Autotuner:
     candidate listed first until then.
 
     Attributes:
-        known: the name of the fastest candidate by machine and shape.
+        known: the name of the fastest candidate for each machine and shape.
         measures: whether this process times candidates and reads the cache folder.
         waits: whether inference delays timing until it pays off; otherwise shapes are timed as early as in training.
-        seconds: the seconds to spend on all selections, in addition to :data:`SHARE_OF_TIME`.
+        seconds: the time in seconds that all selections together may take, in addition to the fraction
+            :data:`SHARE_OF_TIME` of the time so far.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class Autotuner:
             shape: a description of the computation.
             is_training: whether the caller is training.
             candidates: the number of candidates.
-            uses: the number of computations per use, each as long as a timed one.
+            uses: the number of computations in each use, each of which takes as long as a timed one.
         """
         if not self.measures:
             return False
@@ -141,7 +142,7 @@ class Autotuner:
         return self._seen[shape] > calls / uses / SHARE_OF_TIME
 
     def select(self, device: str, shape: str, names: Sequence[str], prepare: Prepare, largest_error: float) -> str:
-        """Return the fastest candidate, from the cache or by timing all candidates.
+        """Return the fastest candidate, either from the cache or by timing all candidates.
 
         Args:
             device: the type of the device.
@@ -310,7 +311,7 @@ class CpuAvailability:
 
     @property
     def share(self) -> float:
-        """The fraction over all probes so far; 1 before the first probe."""
+        """The fraction of CPU time over all probes so far; 1 before the first probe."""
         if not self._wanted:
             return 1.0
         return self._used / self._wanted
@@ -325,7 +326,7 @@ def _ratios(samples: dict[str, list[float]], name: str, fastest: str) -> np.ndar
 
 
 def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_quiet: bool) -> list[str]:
-    """Return the candidates that can still be the fastest, in order.
+    """Return the candidates that can still be the fastest, in their original order.
 
     If other programs are running, a few rounds are not conclusive, because the same candidate may have been slowed down
     in each round.

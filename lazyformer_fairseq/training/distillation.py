@@ -143,13 +143,13 @@ def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tens
 def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
     """Return KL(teacher || student) of attention distributions, averaged over heads and queries, in nats.
 
-    This is the self-attention distribution transfer of MiniLM (Wang et al., 2020, section 3.1). Keys that the student's
+    This is MiniLM's self-attention distribution transfer (Wang et al., 2020, section 3.1). Keys that the student's
     query cannot attend to are assigned probability 1e-9.
 
     Args:
         student_BNTK: the student's attention distributions.
         teacher_BNTK: the teacher's attention distributions.
-        padding_mask_BT: True at padding; these queries are excluded.
+        padding_mask_BT: True at padding; queries at padding are excluded.
     """
     student = _single(student_BNTK).clamp(min=LEAST).log()
     teacher = _single(teacher_BNTK)
@@ -169,7 +169,7 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
     """
     if student.num_heads != teacher.num_heads:
         raise UserError(
-            f"--distill: the teacher has {teacher.num_heads} heads and the model {student.num_heads}, so their "
+            f"--distill: the teacher has {teacher.num_heads} heads and the model has {student.num_heads}, so their "
             f"attention cannot be compared; {ADVICE}"
         )
     students = _attentions(student)

@@ -1,6 +1,6 @@
 """The recipe ``laptop``: options that let a small model learn more than token frequencies within minutes on one core.
 
-Each option's help text cites its source. Pre-norm follows Xiong et al. (2020, arXiv 2002.04745), and training
+Some options' help texts cite their sources. Pre-norm follows Xiong et al. (2020, arXiv 2002.04745), and training
 without dropout follows Geiping and Goldstein (2022, arXiv 2212.14034).
 """
 

@@ -67,7 +67,7 @@ class TrainingLoop:
         model: the model, on its device and in its precision.
         updates: the number of updates completed so far.
         seconds: the duration of each update, including updates before the run was resumed.
-        history: per-update values that checkpoints store, by name; `seconds` is one of them.
+        history: the per-update values that checkpoints store, by name, such as `seconds`.
         log: the objective's log for the last training batch.
         clip_norm: the norm to which the next update's gradients are clipped; 0 disables clipping.
         guard: the check that each update must pass before it is applied.
@@ -272,7 +272,7 @@ class TrainingLoop:
         return loss, size
 
     def _skip(self, bad: BadUpdateError, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
-        """Record a bad update without applying it, and end the run after too many in a row."""
+        """Record a bad update without applying it, and end the run after too many bad updates in a row."""
         samples = [torch.as_tensor(batch["id"]).tolist() for batch in batches if "id" in batch]
         skipped = SkippedUpdate(
             update=self.updates + 1,

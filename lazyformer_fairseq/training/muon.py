@@ -257,7 +257,7 @@ def _as_wide(x: Tensor) -> Tensor:
 class MuonOptions(AdamOptions):
     """Options for :class:`MuonAndAdam`."""
 
-    adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
+    adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: the value of --lr", bounds=AMOUNT)
     muon_momentum: float = option(
         0.95, "Muon's momentum: the fraction of the previous average that each update keeps", bounds=PROPORTION
     )

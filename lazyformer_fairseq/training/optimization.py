@@ -53,7 +53,7 @@ class OptimizationConfig:
         optimizer_options: the optimizer's options by name.
         schedule: a key of :data:`SCHEDULES`.
         schedule_options: the schedule's options by name.
-        update_freq: the number of batches per process and update.
+        update_freq: the number of batches that each process contributes to an update.
         clip_norm: the norm to which gradients are clipped; 0 disables clipping.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         device: ``cpu`` or ``cuda``.

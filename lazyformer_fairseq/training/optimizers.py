@@ -48,7 +48,7 @@ class AdamLike:
     precision.
 
     Args:
-        cfg: the optimizer's options and `lr`, one learning rate or a sequence of them.
+        cfg: the optimizer's options, and `lr`, which is one learning rate or a sequence of them.
         params: the weights to optimize.
 
     Attributes:
@@ -143,13 +143,13 @@ class AdamLike:
                     )
         for group in self.param_groups:
             group.update(optimizer_overrides or {})
-        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides may have set it in every group
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides may have set weight_decay in every group
             self.param_groups[-1]["weight_decay"] = 0.0
 
     def _refuse_another_optimizers(self, state_dict: dict[str, Any]) -> None:
         """Raise a UserError if the state is for a different optimizer, different parameter groups or different weights.
 
-        torch itself would only fail at the first update.
+        torch itself would fail only at the first update.
         """
         saved_groups = state_dict["param_groups"]
         settings = {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & self.param_groups[0]}
@@ -248,8 +248,8 @@ class FusedAdam(AdamLike):
         return torch.optim.AdamW(self.groups_of(params), fused=True, **self.optimizer_config)
 
 
-# Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache. In single
-# precision, the sum of that many squares is accurate to 1e-6, but the sum of 25 million squares only to 1e-3.
+# Number of elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache. In
+# single precision, the sum of that many squares is accurate to 1e-6, but the sum of 25 million squares only to 1e-3.
 CHUNK_SIZE = 2**18
 # Maximum number of elements per bucket on a GPU, where all of a bucket's updates are in memory at once. A tensor with
 # more elements gets a separate bucket.
@@ -310,7 +310,7 @@ class Lamb(GroupwiseOptimizer):
         betas: the decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: the weight decay, applied within u.
-        bias_correction: whether to correct the moments for their initialization to zero.
+        bias_correction: whether to correct the moments for being initialized to zero.
         max_weight_norm: the bound on \|w\| in the ratio; 0 for no bound.
         ratio_without_decay: whether to apply the ratio to weights without decay as well, like apex's ``use_nvlamb``.
     """
@@ -473,11 +473,11 @@ class LambOptions:
     )
     no_ratio_without_decay: bool = option(
         False,
-        "do not apply the trust ratio to weights without decay, as in NVIDIA's BERT",
+        "apply the trust ratio only to weights with decay, as NVIDIA's BERT does",
     )
     no_bias_correction: bool = option(
         False,
-        "do not correct the moments for their initialization to zero, as in NVIDIA's Transformer-XL",
+        "do not correct the moments for being initialized to zero, as in NVIDIA's Transformer-XL",
     )
     max_weight_norm: float = option(
         0.0,

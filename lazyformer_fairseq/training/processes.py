@@ -48,7 +48,7 @@ ALONE = Processes()
 def join_processes(device: str) -> Processes:
     """Join the process group if this process was started by torchrun.
 
-    On GPUs, each process uses the device of its local rank, and the back end is NCCL; on CPUs it is gloo.
+    On GPUs, each process uses the device of its local rank, and the back end is NCCL. On CPUs, the back end is gloo.
 
     Args:
         device: ``cpu`` or ``cuda``.

@@ -106,7 +106,7 @@ def write_run(folder: Path, record: RunRecord) -> None:
 
 
 def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a record into options with names such as ``schedule.max_update``, without the command."""
+    """Flatten a record, except its command, into options with names such as ``schedule.max_update``."""
     found: dict[str, Any] = {}
     for section, options in content.items():
         if isinstance(options, dict):
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def named(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model, task or criterion, with the checkpoint key ``_name`` renamed to `name`."""
+    """Return the settings of a model, task or criterion, renaming the checkpoint key ``_name`` to `name`."""
     options = dict(section)
     return {"name": options.pop("_name"), **options}
 

@@ -71,9 +71,9 @@ class Schedule:
 class WarmupSchedule(Schedule):
     """Base class for schedules that depend on the total number of updates T.
 
-    T is ``--max-update`` or ``--max-epoch`` times the number of updates in the first epoch, whichever is smaller. Since
-    the latter assumes epochs of equal length, shards of unequal size need ``--max-update``. T is stored in checkpoints,
-    so a resumed run continues the same schedule.
+    T is ``--max-update`` or, if smaller, ``--max-epoch`` times the number of updates in the first epoch. Since this
+    product assumes epochs of equal length, shards of unequal size need ``--max-update``. T is stored in checkpoints, so
+    a resumed run continues the same schedule.
     """
 
     def __init__(self, cfg: Any, optimizer: Any):
@@ -110,7 +110,7 @@ class WarmupSchedule(Schedule):
         return math.ceil(self.cfg.warmup_ratio * self.total_updates)
 
     def step_update(self, num_updates: int) -> float:
-        """Set the learning rate for the update after `num_updates` updates if T is known, and return it."""
+        """Set the learning rate for the update after `num_updates` updates, if T is known; return the current rate."""
         self.num_updates = num_updates
         if not self.knows_total:
             return self.optimizer.get_lr()
@@ -281,7 +281,7 @@ class WSDSchedule(WarmupSchedule):
         """Restore the state from a checkpoint.
 
         Raises:
-            UserError: the checkpoint's updates used different learning rates than this run would have.
+            UserError: the checkpoint's updates used different learning rates than this run would have used.
         """
         super().load_state_dict(state_dict)
         checkpoint = "the checkpoint"

@@ -1,8 +1,8 @@
-"""Graceful stops: on SIGTERM, SIGUSR1 or Ctrl-C a run saves a checkpoint and exits with code 75 (130 for Ctrl-C).
+"""Graceful stops: on SIGTERM, SIGUSR1 or Ctrl-C, a run saves a checkpoint and exits with code 75 (130 for Ctrl-C).
 
-The signal handler only records the signal. The run's processes agree on it between updates, so all of them save and
-exit after the same update. Later signals are ignored, except Ctrl-C, which then ends the process immediately. This
-module does not import torch, so command-line code can import the exit codes quickly.
+The signal handler only records the signal. Between updates, the run's processes agree on whether to stop, so all of
+them save and exit after the same update. Later signals are ignored, except Ctrl-C, which then ends the process
+immediately. This module does not import torch, so command-line code can import the exit codes quickly.
 """
 
 import os

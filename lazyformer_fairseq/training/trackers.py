@@ -78,7 +78,7 @@ class Trackio:
 
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return the run settings accepted by both Weights & Biases and Trackio, which has the same interface."""
+    """Return the run settings accepted by both Weights & Biases and Trackio, which share an interface."""
     return {
         "project": os.environ.get("WANDB_PROJECT", "lazyformer"),
         "name": name,

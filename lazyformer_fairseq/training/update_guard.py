@@ -27,7 +27,7 @@ WHAT_TO_TRY = (
     "Lower --lr, raise --warmup-ratio, or set --clip-norm",
     "Train in bf16 (--bf16) or full precision instead of fp16; both can represent larger numbers",
     "Raise --max-rollbacks and rerun the same command, which resumes from the last checkpoint",
-    "Copy a checkpoint from before the losses began to rise over checkpoint_last.pt",
+    "Replace checkpoint_last.pt with a copy of a checkpoint from before the losses began to rise",
     "Raise or remove --loss-spike if the reason is a spike from which the loss recovered by itself",
 )
 

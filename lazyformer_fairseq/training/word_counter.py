@@ -10,7 +10,7 @@ from lazyformer_fairseq.errors import UserError
 
 @dataclass
 class WordCounter:
-    """A counter of the words that a run has been trained on, which determines when checkpoints are due.
+    """A counter of a run's training words that determines when checkpoints are due.
 
     Attributes:
         tokens: the number of training tokens so far.

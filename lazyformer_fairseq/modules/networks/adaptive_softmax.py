@@ -70,7 +70,7 @@ class Band(nn.Module):
         return F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
-        """Return logits (..., V_b) over the band's words from features (..., C) and a bias (V_b)."""
+        """Compute logits (..., V_b) over the band's words, given features (..., C) and a bias (V_b)."""
         if self.projection is None:
             narrow = features
         else:

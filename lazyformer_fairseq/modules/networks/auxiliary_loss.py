@@ -11,7 +11,7 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ExpertOut
 
 
 def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
-    """Sum the auxiliary outputs of all experts from the last training forward pass, and clear them.
+    """Sum all experts' auxiliary outputs from the last training forward pass, and clear them.
 
     The loss is multiplied by the network's weight `experts_loss`. Returns None if there are no experts or no outputs.
     """

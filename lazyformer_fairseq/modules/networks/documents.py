@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
-        """Build a group from its documents' lengths and start indices in the row, given with the longest first."""
+        """Build a group from its documents' lengths and start indices in the row; the longest must come first."""
         if len(starts) == 1:
             return cls(documents=1, width=int(lengths[0]), start=int(starts[0]))
         width = int(lengths[0])
@@ -83,7 +83,7 @@ class Group(NamedTuple):
         return self.documents * self.width**2
 
     def take(self, row_SE: Tensor) -> Tensor:
-        """Select the group's vectors (P, E); padding contains the vector of some token of the same document."""
+        """Select the group's vectors (P, E); padding gets the vector of some token of the same document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
         assert self.from_P is not None, "a group that is not a slice has indices"
@@ -102,10 +102,10 @@ class Group(NamedTuple):
 
 
 class Documents:
-    """The groups of the documents in a row of S tokens, and conversions between the row and the groups.
+    """The documents in a row of S tokens, divided into groups, and conversions between the row and the groups.
 
     Args:
-        lengths: the number of tokens in each document, all positive.
+        lengths: the number of tokens in each document; all must be positive.
         width: C, the embedding dimension.
         device: the device of the tokens.
 
@@ -283,7 +283,7 @@ def check_takes_documents(model: nn.Module, option: str) -> None:
 
     Args:
         model: the model.
-        option: the option that requires packed documents, for the message.
+        option: the option that requires packed documents, for the error message.
     """
     if not getattr(model, "takes_documents", False):
         raise UserError(f"{option} works only with this package's encoders; use one of them, or omit the option")

@@ -21,7 +21,7 @@ SPECIAL_TOKEN_IDS = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "s
 class HuggingFaceBertOptions:
     """The options of :class:`HuggingFaceBert`."""
 
-    model_type: str = option("bert", "model type in transformers", choices=("bert", "modernbert"))
+    model_type: str = option("bert", "model type in transformers: bert or modernbert", choices=("bert", "modernbert"))
     encoder_layers: int = option(12, "number of layers, each with self-attention and a feed-forward sublayer")
     encoder_embed_dim: int = option(768, "embedding dimension", bounds=LENGTH)
     encoder_ffn_embed_dim: int = option(3072, "hidden size of the feed-forward sublayers", bounds=LENGTH)

@@ -29,12 +29,14 @@ BACKENDS_HELP = (
     "attention back end; the results are equivalent, but eager and materialize store attention distributions, whereas "
     "recompute and fused do not; auto uses the back end measured to be fastest"
 )
-CHECKPOINTS_HELP = "during training, keep only the inputs of layers and lazy blocks, and recompute other activations"
+CHECKPOINTS_HELP = (
+    "during training, keep only the inputs of layers and lazy blocks, and recompute all other activations"
+)
 REVERSIBLE_HELP = (
     "let sublayers alternately update two streams, so that training can recompute all activations from the final "
     "streams; requires pre-norm"
 )
-PRIMERS = "activation of the feed-forward sublayers; Primer uses relu_squared"
+PRIMERS = "activation of the feed-forward sublayers: gelu, gelu_tanh, relu or relu_squared (as in Primer)"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
 _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 
@@ -60,7 +62,9 @@ class MaskedLMOptions:
         "apply LayerNorm before each sublayer (pre-norm) instead of after it (post-norm, as in BERT)",
     )
     activation_fn: str = option("gelu", PRIMERS, choices=tuple(ACTIVATIONS))
-    head_activation_fn: str = option("gelu", "activation of the masked-LM head", choices=tuple(ACTIVATIONS))
+    head_activation_fn: str = option(
+        "gelu", "activation of the masked-LM head: gelu, gelu_tanh, relu or relu_squared", choices=tuple(ACTIVATIONS)
+    )
     layer_norm_eps: float = option(EPS, "epsilon added to the variance in each norm; BERT uses 1e-12", bounds=AMOUNT)
     norm: str = option(
         LAYER,

@@ -31,7 +31,7 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
 
     Args:
         model: the model.
-        option: the option that permutes tokens, for the message.
+        option: the option that permutes tokens, for the error message.
     """
     network = next((each for each in model.modules() if isinstance(each, Stack)), None)
     if network is None or not getattr(model, "takes_permuted", False):
@@ -40,7 +40,7 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
         if not getattr(sublayer, "inner", sublayer).takes_permuted:
             raise UserError(
                 f"{option}: tokens are permuted, but {planned.text} depends on their order in the sequence; use only "
-                "s, l, k and f, with no settings of s other than rope, qk_norm, persistent and entmax"
+                "the sublayers s, l, k and f, with no settings of s other than rope, qk_norm, persistent and entmax"
             )
 
 

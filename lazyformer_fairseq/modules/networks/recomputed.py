@@ -234,7 +234,7 @@ def run_reversible(
 
 
 def _shared_weights(shared: Context) -> list[Tensor]:
-    """Return the weights in a forward pass's context, such as T5's table or Transformer-XL's u and v."""
+    """Return the weights in a forward pass's context, such as T5's table or Transformer-XL's biases u and v."""
     of_documents = () if shared.documents is None else shared.documents.scores
     parts = [part for scores in (shared.scores, *of_documents) for part in scores.learned]
     return [part for part in (*parts, *(shared.positions or ())) if part is not None]
@@ -243,8 +243,8 @@ def _shared_weights(shared: Context) -> list[Tensor]:
 class _Reversible(torch.autograd.Function):
     """An autograd function for reversible layers.
 
-    It saves the two final streams and the random number generator state before each unit. The backward pass inverts the
-    units one by one.
+    It saves the two final streams, and the random number generators' state before each unit. The backward pass inverts
+    the units one by one.
     """
 
     @staticmethod

@@ -114,7 +114,7 @@ class Objective(ABC):
         return {name: mean([scalars[name] for scalars in of_batches]) for name in of_batches[0]}
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Adapt a training batch to an update, for example by masking it; updates count from 0."""
+        """Adapt a training batch to an update, for example by masking it; updates are counted from 0."""
         return batch
 
     def forget(self) -> None:  # noqa: B027

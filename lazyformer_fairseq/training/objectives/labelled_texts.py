@@ -102,7 +102,7 @@ class LabelledTextsObjective(HeadObjective):
 
         The loss is cross-entropy for classification and the squared error for regression. For multi-label tasks it is
         the binary cross-entropy, averaged over each text's labels. In evaluation mode, `rows` contains each example's
-        prediction and target, float64 (B, 2), or for multi-label tasks L predictions and L targets, (B, 2 L).
+        prediction and target, float64 (B, 2), or, for multi-label tasks, L predictions and L targets, (B, 2 L).
         """
         targets = batch["target"]
         log = {}

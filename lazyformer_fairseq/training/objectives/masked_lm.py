@@ -40,7 +40,7 @@ class MaskedLMObjective(Objective):
 
     Attributes:
         network: the model.
-        data: a folder written by `lazyformer corpus`, several of them as ``a:b:c``, or a prepared task.
+        data: a folder written by `lazyformer corpus`, several such folders joined as ``a:b:c``, or a prepared task.
         batch_size: the number of blocks per batch.
         seed: the seed for masking and data order.
         updates: the total number of updates, which the masking-rate and block-length schedules depend on.
@@ -161,9 +161,9 @@ def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: b
 def start_from_counts(model: nn.Module, text: MaskedText) -> None:
     """Initialize the output bias and word embeddings from token counts in the text, if the model's options request it.
 
-    With ``--frequency-bias`` the loss starts at the unigram loss, :meth:`~MaskedText.cost_of_frequencies` (Karpathy,
+    With ``--frequency-bias``, the loss starts at the unigram loss, :meth:`~MaskedText.cost_of_frequencies` (Karpathy,
     2019, "A Recipe for Training Neural Networks", recommends initializing the final bias in this way). With
-    ``--neighbour-embeddings`` word embeddings are initialized to the vectors from
+    ``--neighbour-embeddings``, word embeddings are initialized to the vectors from
     :mod:`~lazyformer_fairseq.data.neighbour_embeddings`. Tokens that do not occur in the text, such as ``<mask>``, keep
     random embeddings.
     """

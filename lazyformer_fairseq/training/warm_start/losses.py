@@ -170,7 +170,9 @@ def read_text(
 
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
-        raise UserError(f"{source} is too short to measure losses; use at least two blocks of {longest} tokens")
+        raise UserError(
+            f"{source} is too short to measure losses; use text that fills at least two blocks of {longest} tokens"
+        )
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)

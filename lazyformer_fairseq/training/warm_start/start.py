@@ -350,7 +350,8 @@ def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
         if number is not None and not likeness(old[number], planned):
             raise UserError(
                 f"--from-sublayers: new sublayer {place} ({planned.text}) cannot use the weights of old sublayer "
-                f"{number} ({old[number].text}); name a different old one, or use - to initialize it from scratch"
+                f"{number} ({old[number].text}); name a different old one, or use - to initialize the new one from "
+                "scratch"
             )
         found.append(number)
     return tuple(found)

@@ -63,9 +63,10 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     """Initialize a new sublayer's weights from an old sublayer.
 
     For attention, the projections (q, k, v and output) that both sublayers have are copied. If the old sublayer lacks a
-    projection because it reads from another sublayer (an ``l`` has no queries and keys, a ``k`` no keys and values),
-    the projection is copied from that sublayer. A feed-forward may become wider: the output columns of the additional
-    hidden units are zero, so its output stays the same. All other weights are copied if their names and shapes match.
+    projection because it reads from another sublayer (an ``l`` has no queries and keys; a ``k`` has no keys and
+    values), the projection is copied from that sublayer. A feed-forward may become wider: the output columns of the
+    additional hidden units are zero, so its output stays the same. All other weights are copied if their names and
+    shapes match.
 
     Args:
         planned: the new sublayer's entry in the plan.
@@ -117,7 +118,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
 
 
 def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[set[str], set[str]]:
-    """Copy projections; return the names of the weights copied entirely, and of those with newly initialized parts."""
+    """Copy projections; return the names of weights copied entirely, and of weights with newly initialized parts."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
@@ -172,7 +173,7 @@ def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Opti
 
 
 def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
-    """Copy the old hidden units to the front (of both halves, if gated), and zero the output of additional units."""
+    """Copy the old hidden units to the front (of both halves, if gated), and zero the additional units' output."""
     old = old_one.weights
     halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):

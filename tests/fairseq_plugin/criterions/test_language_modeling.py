@@ -293,7 +293,7 @@ def test_in_half_precision_the_original_is_too(tmp_path, precision):
 @pytest.mark.parametrize(
     ("pattern", "heads", "message"),
     [
-        ("sf", 3, "the teacher has 3 heads and the model 2, so .*--distill-attention-weight 0"),
+        ("sf", 3, "the teacher has 3 heads and the model has 2, so .*--distill-attention-weight 0"),
         ("ff", 2, "no sublayer that computes an attention distribution"),
         ("s[linformer=4]f", 2, "does not compute a distribution over the input tokens only"),
     ],

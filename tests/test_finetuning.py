@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused(glue, tmp_path, fairseq_train, pretrained)
     (broken / "dev.tsv").write_text("\n".join([*lines[:2], "toy\t2\t\tthe garden", *lines[2:]]) + "\n")
     assert f"{broken / 'dev.tsv'}, line 3: label '2' is not one of CoLA's labels: 0, 1" in refusal(TINY, broken)
     for size, words in (
-        (150, "of 160 symbols, but this run's has 150"),
+        (150, "of 160 symbols, but this run's dictionary has 150"),
         (160, "a different dictionary of the same size"),
     ):
         train_tokenizer(tmp_path / str(size), toy_texts(150, seed=7), size, TextSettings())

@@ -1,4 +1,4 @@
-"""Reading this package's checkpoints, from fairseq-train or exports, as plain containers and tensors."""
+"""Reads this package's checkpoints, whether from fairseq-train or from exports, as plain containers and tensors."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,8 @@ def load(path: Path) -> dict[str, Any]:
     """Read and check an entire checkpoint without running any code that it contains.
 
     Returns:
-        The content, including the weights as ``model`` and the options of ``model`` and ``task`` as ``cfg``.
+        The checkpoint's content: ``model`` contains the weights, and ``cfg`` contains the options, including those of
+        the model and the task.
 
     Raises:
         UserError: the checkpoint is missing or damaged, contains disallowed objects, or stores its settings in an older
@@ -35,7 +36,7 @@ def load(path: Path) -> dict[str, Any]:
         state = checkpoint_file.load(path)
     has_parts = isinstance(state, dict) and all(isinstance(state.get(part), dict) for part in ("cfg", "model"))
     if not has_parts:
-        raise UserError(f"{path}: not a checkpoint from this package, because it has no settings and weights")
+        raise UserError(f"{path}: not a checkpoint from this package, because settings or weights are missing")
     return state
 
 
@@ -67,7 +68,7 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights in a safetensors file, with tied weights under all their names, and its metadata.
+    """Return the weights in a safetensors file, and the file's metadata; tied weights appear under all of their names.
 
     Raises:
         UserError: the file is missing or is not a safetensors file.

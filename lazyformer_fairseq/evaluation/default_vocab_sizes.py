@@ -23,8 +23,9 @@ def arch_named(name: str) -> str:
 def default_vocab_size(options: Mapping[str, Any]) -> int:
     """Return the vocabulary size to assume for a model with these options when there is no data.
 
-    For encoders it is our tokenizers' default vocabulary size. For causal models it is the vocabulary of WikiText-103
-    with an adaptive softmax, image colors plus fairseq's special symbols with absolute positions, and bytes otherwise.
+    For encoders, it is our tokenizers' default vocabulary size. For causal models with an adaptive softmax, it is the
+    size of WikiText-103's vocabulary. For causal models with absolute positions, it is the number of image colors plus
+    fairseq's special symbols. For other causal models, it is the size of enwik8's character vocabulary.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
     if cutoffs is None:

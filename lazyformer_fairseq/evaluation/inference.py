@@ -28,7 +28,7 @@ from lazyformer_fairseq.progress import Progress
 
 
 class Filling(NamedTuple):
-    """A result of :meth:`TrainedModel.fill_mask`: the filled text, its probability, and the word at the mask."""
+    """A result of :meth:`TrainedModel.fill_mask`: the filled text, its probability, and the predicted word."""
 
     text: str
     probability: float
@@ -39,13 +39,13 @@ class Prediction(NamedTuple):
     """A prediction of :meth:`TrainedModel.predict` for one text.
 
     Attributes:
-        label: the most probable class, or the predicted value in regression. If the input is empty, it is None and
-            there are no probabilities. In multi-label tasks it is the list of labels with a probability above 0.5. In
-            tagging tasks it is a list with one tag per word; words are separated by spaces, and truncated words are
-            tagged ``O``.
+        label: the most probable class, or the predicted value in regression. In multi-label tasks, it is the list of
+            labels with a probability above 0.5. In tagging tasks, it is a list with one tag per word; words are
+            separated by spaces, and truncated words are tagged ``O``. If the input is empty, the label is None and
+            there are no probabilities.
         probability: the label's probability; None for lists and in regression.
         probabilities: the probabilities of all labels.
-        is_cut: True if the text exceeds the model's maximum length, so the prediction covers only the first part.
+        is_cut: True if the text exceeds the model's maximum length, so that the prediction ignores the text's end.
         is_unknown: True if the text consists only of unknown tokens, which makes the prediction meaningless.
         cut_words: in tagging tasks, the number of words that were truncated.
     """
@@ -62,8 +62,8 @@ class TrainedModel(nn.Module):
     """A trained model with its tokenizer, which accepts raw text.
 
     Attributes:
-        tasks: the tasks that the model's classification heads were trained on, by head name. Tasks without a
-            description in the checkpoint have no splits and generic class names.
+        tasks: the tasks that the model's classification heads were trained on, by head name. A task that the
+            checkpoint does not describe has generic class names and no splits.
     """
 
     def __init__(
@@ -84,9 +84,10 @@ class TrainedModel(nn.Module):
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Tokenize texts as ``<s> text </s>``, padded and truncated to the model's maximum length.
+        """Tokenize texts as ``<s> text </s>``, and pad them to the same length.
 
-        The texts may also be passed as one list. A warning is issued if a text is truncated.
+        The texts may also be passed as one list. Texts that exceed the model's maximum length are truncated, with a
+        warning.
 
         Returns:
             The token ids, (B, T).
@@ -99,7 +100,9 @@ class TrainedModel(nn.Module):
         if not texts:
             raise UserError("expected at least one text, as in extract_features('One text.', 'Another.')")
         if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UserError(f"{wrong[0]!r} is not a text; pass strings as in extract_features('One text.', 'Another.')")
+            raise UserError(
+                f"{wrong[0]!r} is not a text; pass strings, as in extract_features('One text.', 'Another.')"
+            )
         longest = self.model.max_positions()
         inputs, is_cut = self._inputs(((text,) for text in texts), longest)
         _warn_of_cuts(is_cut, longest)
@@ -107,7 +110,7 @@ class TrainedModel(nn.Module):
         return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
 
     def _inputs(self, rows: Iterable[Sequence[str]], longest: int) -> tuple[list[np.ndarray], list[bool]]:
-        """Return the token ids (int64) of each text or pair, truncated to `longest`, and which were truncated."""
+        """Return each row's token ids (int64), truncated to `longest`, and flags that are True for truncated rows."""
         whole = [np.array(self.tokenizer.build_input(*texts)) for texts in rows]
         cut = [cut_input(ids, longest, self.tokenizer.special.eos) for ids in whole]
         return cut, [len(ids) > longest for ids in whole]
@@ -156,7 +159,7 @@ class TrainedModel(nn.Module):
         return answers
 
     def choose_head(self, name: Optional[str] = None) -> str:
-        """Return `name` if the model has such a classification head, or by default its only head's name.
+        """Return `name` if the model has a classification head with this name, or the only head's name if it is None.
 
         Raises:
             UserError: there is no such head, or there are several heads and `name` is None.
@@ -166,7 +169,7 @@ class TrainedModel(nn.Module):
         return _named_or_only(name, list(self.tasks), "classification head")
 
     def longest_of(self, head: str) -> int:
-        """Return a head's maximum input length in tokens: its training length, limited by the model's positions."""
+        """Return the maximum input length used to train a head, in tokens, limited by the model's positions."""
         positions = self.model.max_positions()
         return min(positions, self.tasks[head].longest or positions)
 
@@ -177,7 +180,7 @@ class TrainedModel(nn.Module):
         head: Optional[str] = None,
         max_tokens: int = 8192,
     ) -> list[Prediction]:
-        """Predict like :meth:`predict` but without warnings, for callers that count truncated and empty texts."""
+        """Predict like :meth:`predict`, but without warnings, for callers that count truncated and empty texts."""
         name = self.choose_head(head)
         task = self.tasks[name]
         rows = []
@@ -239,7 +242,7 @@ class TrainedModel(nn.Module):
         return answers
 
     def _tags(self, sentences: Sequence[tuple[np.ndarray, str]], name: str, max_tokens: int) -> list[Prediction]:
-        """Tag the words in sentences, which are pairs of token ids and text."""
+        """Tag the words in sentences; each sentence is a pair of token ids and text."""
         labels = self.tasks[name].labels
         answers = [Prediction(None, None, {})] * len(sentences)
         dataset = self._unlabelled([ids for ids, _ in sentences])
@@ -265,13 +268,13 @@ class TrainedModel(nn.Module):
         return LabelledTextsDataset(inputs, None, global_attention_eos=marks, **self._dataset_options)
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
-        """Convert a regression head's standardized outputs to the unit in the task's files."""
+        """Convert a regression head's standardized outputs to the unit of the scores in the task's files."""
         standard = self.tasks[head].standard if head in self.tasks else None
         mean, deviation = standard or (0.0, 1.0)
         return logits * deviation + mean
 
     def fold_unit(self, head: str) -> None:
-        """Fold the regression targets' mean and standard deviation into the head, so its outputs need no conversion."""
+        """Fold the targets' mean and standard deviation into a regression head, so its outputs need no conversion."""
         if head in self.tasks and self.tasks[head].standard is not None:
             last = self.model.classification_heads[head].out_proj
             weights = {"weight": last.weight * self.tasks[head].standard[1]}
@@ -360,8 +363,9 @@ class TrainedModel(nn.Module):
     ) -> list[FoundAnswer]:
         """Return the most probable answers to a question about a text, as spans of the text, best first.
 
-        The model always answers. Probabilities are relative to its 20 best answers (or `n_best` if larger): they rank
-        the answers but do not indicate whether the text contains one. Long texts are split into several windows.
+        The model always answers. Probabilities are normalized over its 20 best answers, or over the `n_best` best
+        answers if `n_best` is larger. They rank the answers, but do not indicate whether the text contains an answer.
+        Long texts are split into several windows.
 
         Args:
             question: the question.
@@ -457,7 +461,7 @@ def logits_of(
         head: the head's name.
         dataset: the examples.
         max_tokens: the maximum number of tokens per batch, including padding; a batch has at least one example.
-        name: the label of the progress bar; None shows no bar.
+        name: the label of the progress bar; None for no bar.
     """
     device = next(model.parameters()).device
     longest = int(dataset.sizes.max())

@@ -1,4 +1,4 @@
-"""Loading a checkpoint and its tokenizer as a model that accepts raw text."""
+"""Loads a checkpoint and its tokenizer as a model that accepts raw text."""
 
 import logging
 import sys
@@ -53,9 +53,9 @@ def load(
     """Load a model for inference, on the CPU and in evaluation mode, with all of its checkpoint's heads.
 
     Args:
-        folder: a checkpoint, or a folder that contains checkpoints and, in ``tokenizer``, the tokenizer they were
-            trained with, as written by training. From a folder, the best checkpoint is loaded, or the last one if there
-            is no best.
+        folder: a checkpoint or a folder of checkpoints. The subfolder ``tokenizer`` next to the checkpoints must
+            contain the tokenizer that they were trained with; training writes it there. From a folder, the best
+            checkpoint is loaded or, if there is none, the last one.
         make: a function that builds a randomly initialized model from options and a dictionary.
         read: a function that reads a checkpoint.
 
@@ -92,10 +92,12 @@ def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Ma
 
 
 def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
-    """Return each classification head's task, as described in the checkpoint or, failing that, by the head's name.
+    """Return each classification head's task, by head name.
+
+    If the checkpoint does not describe the task, it is identified by the head's name.
 
     Raises:
-        UserError: the description is damaged; the message names `path`.
+        UserError: a description is damaged; the message names `path`.
     """
     found = {}
     saved = state.get("task_state")
@@ -170,7 +172,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     try:
         cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
-        raise UserError(f"{not_ours}, or from a later version: {error}") from error
+        raise UserError(f"{not_ours}, or a checkpoint from a later version: {error}") from error
     has_tensors = isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())
     if not has_tensors:
         raise UserError(f"{not_ours}: its weights are not tensors")

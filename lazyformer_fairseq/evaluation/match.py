@@ -1,4 +1,4 @@
-"""Checks that a checkpoint's weights and dictionary match a model, and detection of its classification heads."""
+"""Checks that a checkpoint's weights and dictionary match a model, and finds the checkpoint's classification heads."""
 
 import hashlib
 import itertools
@@ -37,7 +37,7 @@ def dictionary_hash(dictionary) -> Tensor:
 def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_word: str) -> None:
     """Raise a UserError that names the first difference between the checkpoint's and the model's weights or dictionary.
 
-    Without this check, fairseq's only message is "please ensure that the architectures match".
+    Without this check, fairseq would only say "please ensure that the architectures match".
 
     Args:
         loaded: the checkpoint's weights.
@@ -46,8 +46,8 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
     """
     if per_word in loaded and loaded[per_word].size(0) != own[per_word].size(0):
         raise UserError(
-            f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, but this run's has "
-            f"{own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
+            f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, but this run's "
+            f"dictionary has {own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
 
     own_hash = own["dictionary_sha256"]
@@ -58,7 +58,9 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             "different order; use the tokenizer and data that the checkpoint was trained with"
         )
 
-    advice = "pass the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
+    advice = (
+        "pass the --arch, --sublayer-pattern and sizes, including --max-positions, that the checkpoint was trained with"
+    )
     for name, weight in own.items():
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
@@ -70,7 +72,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         if found.is_floating_point() != weight.is_floating_point():
             raise UserError(
                 f"the checkpoint's {name} is {found.dtype}, but the model's is {weight.dtype}; use the "
-                "checkpoint from before it was converted"
+                "checkpoint as it was before it was converted"
             )
         stored_bytes = found.untyped_storage().nbytes()
         if stored_bytes < found.numel() * found.element_size():
@@ -98,7 +100,12 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
-    """Fill in a checkpoint's missing projections for global tokens with copies of the others, in place, and log it."""
+    """Fill in missing projections for global tokens with copies of the projections for all tokens, and log this.
+
+    Args:
+        state_dict: the checkpoint's weights, which are changed in place.
+        model: the model.
+    """
     found: dict[str, Tensor] = {}
     for path, sublayer in model.named_modules():
         if isinstance(sublayer, AttentionSublayer):
@@ -149,7 +156,7 @@ def match_positions(
         if differing == {(found, positions)}:
             raise UserError(f"{differ}, and {each} depends on this number and cannot be extended; use {remedy}")
     if not copies:
-        raise UserError(f"{differ}; pass --copy-positions to repeat these {found}, or {remedy}")
+        raise UserError(f"{differ}; pass --copy-positions to repeat the checkpoint's {found} positions, or {remedy}")
     logger.warning("the checkpoint has %d positions; --copy-positions repeats them up to %d", found, positions)
     state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
 
@@ -182,7 +189,7 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     for head in sorted(dropped):
         reason = "does not belong to this task"
         if head in heads:
-            reason = "has a different number of outputs or layers there"
+            reason = "differs from the model's head in the number of outputs or layers"
         logger.warning("the checkpoint's classification head %s is dropped: it %s", head, reason)
     unfit_names = [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]
     for name in unfit_names:
@@ -240,15 +247,14 @@ def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
     """Return True if an encoder's masked-LM head was never trained, so its predictions are noise.
 
     The biases of an untrained head are exactly zero. The first update of the head changes them, but updates of other
-    heads do not, with or without weight decay. The check therefore works on any weights: checkpoints and exports, old
-    and new.
+    heads do not, with or without weight decay. The check therefore works for both checkpoints and exports, old and new.
     """
     biases = (weights.get(f"{LM_HEAD}{name}") for name in ("bias", "dense.bias", "layer_norm.bias"))
     return not any(bias.any() for bias in biases if bias is not None)
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
-    """Return the name of the head with a first layer that was pre-trained as BERT's pooler; None if there is none."""
+    """Return the name of the head whose first layer was pre-trained as BERT's pooler; None if there is no such head."""
     if has_pooler(state_dict):
         return POOLER
     if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict:

@@ -28,7 +28,7 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
     # F1 of class 1; 0.0 if the class is neither predicted nor present.
     "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
-    # The unweighted mean over all classes.
+    # The unweighted mean of the classes' F1.
     "macro_f1": lambda predictions, targets: float(
         of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
     ),
@@ -45,9 +45,12 @@ METRICS: Mapping[str, Metric] = {
 
 
 def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
-    """Extract the entities from a sentence's tags like conlleval, as tuples (type, first word, end).
+    """Extract the entities from a sentence's tags in the same way as conlleval.
 
     An entity begins at a ``B-`` tag, or at an ``I-`` tag that does not continue an entity of the same type.
+
+    Returns:
+        The entities as tuples of type, index of the first word, and index after the last word.
     """
     found = set()
     current = ""

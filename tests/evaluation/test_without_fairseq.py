@@ -128,7 +128,7 @@ def test_a_model_of_a_plain_loop_is_saved_and_read_by_both(data_folder, tmp_path
         assert torch.equal(load(tmp_path / "model").model(ids)[0], model.eval()(ids)[0])
     with pytest.raises(UserError, match="not a CausalLM"):
         lazyformer_fairseq.save(lazyformer_fairseq.build("par_transformer_tiny", 9), tokenizer, tmp_path / "other")
-    with pytest.raises(UserError, match="a dictionary of 9 symbols, but this run's has"):
+    with pytest.raises(UserError, match="a dictionary of 9 symbols, but this run's dictionary has"):
         lazyformer_fairseq.save(lazyformer_fairseq.build("bert_tiny", 9), tokenizer, tmp_path / "other")
 
 
@@ -141,10 +141,10 @@ class Runs:
     ("content", "said"),
     [
         ({"model": {}, "cfg": {"model": Runs()}}, "refused without running any code in it"),
-        ({"model": {}, "cfg": None, "args": Namespace(arch="roberta")}, "it has no settings and weights"),
-        ([1], "it has no settings and weights"),
+        ({"model": {}, "cfg": None, "args": Namespace(arch="roberta")}, "settings or weights are missing"),
+        ([1], "settings or weights are missing"),
         ({"model": {}, "cfg": {"model": {"_name": "mine"}}}, "its model 'mine' is unknown"),
-        ({"model": {}, "cfg": {"model": {"layers": 3}}}, "or from a later version: unknown option layers"),
+        ({"model": {}, "cfg": {"model": {"layers": 3}}}, "or a checkpoint from a later version: unknown option layers"),
     ],
 )
 def test_what_is_no_checkpoint_of_ours_is_refused_and_not_run(content, said, tmp_path, monkeypatch):

@@ -205,6 +205,6 @@ def test_a_launch_does_not_begin_and_set_up_can_ask(machine, tmp_path, warm_pyth
     command = [warm_python / "python", "-m", "lazyformer_fairseq.cli", "pretrain", "bert_tiny", str(tmp_path)]
     launched = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert launched.returncode == 1 and "Traceback" not in launched.stderr
-    assert re.search(r"error: torch \S+ (is a build without CUDA|has no kernels).* no torch 2\.6 ", launched.stderr)
+    assert re.search(r"error: torch \S+ (is a build without CUDA|has no kernels).* no build of torch ", launched.stderr)
     asked = subprocess.run([*command[:2], "lazyformer_fairseq.executors.torch_builds"], capture_output=True, text=True)
     assert re.match(r"torch \S+ (is|has) ", asked.stdout)

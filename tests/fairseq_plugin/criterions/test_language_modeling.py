@@ -268,7 +268,7 @@ def test_what_cannot_be_meant_is_refused():
 
 def test_a_teacher_of_another_dictionary_or_other_sizes_than_it_says_is_refused(tmp_path):
     path = save(make_model("sf"), tmp_path / "t")
-    with pytest.raises(UserError, match="dictionary of 24 symbols, but this run's has 25"):
+    with pytest.raises(UserError, match="dictionary of 24 symbols, but this run's dictionary has 25"):
         make_criterion(make_task(25), distill=path)
     config = json.loads((tmp_path / "t/config.json").read_text())
     config["model"]["encoder_embed_dim"] = 1_000_000  # which would not fit the memory

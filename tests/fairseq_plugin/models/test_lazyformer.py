@@ -33,7 +33,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_words():
     for number in range(46):
         other_words.add_symbol(f"x{number}")
     for other, message in (
-        (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, but this run's has 50"),
+        (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, but this run's dictionary has 50"),
         (dict(dictionary=other_words), "a different dictionary of the same size"),
         (dict(pattern="sfff"), "sublayers.2.*pass the --arch, --sublayer-pattern and sizes"),
         (dict(decoder_ffn_embed_dim=32), r"fc1.weight has the shape \(32, 16\), but the model's has \(24, 16\)"),

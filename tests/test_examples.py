@@ -56,7 +56,7 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
             names["seconds"] = 4
         for picture in re.findall(r"!\[.*\]\((.*)\)", text):
             assert Path(picture).is_file()
-    assert "origin: 2 classes, language, library" in "".join(printed)
+    assert "origin: 2 classes (language, library)" in "".join(printed)
     said = capsys.readouterr().out
     assert len(re.findall(r"^\d+%  \S+", said, re.MULTILINE)) == 5 + 2, "fillings of a mask, and labels"
 

@@ -2,8 +2,8 @@
 
 A benchmark is one task, or several tasks that share a table, as in GLUE. Its file in `finetuning/tasks` defines how
 data is prepared and loaded, the objective of a run, how predictions are written, and which baselines and notes the
-report prints with the scores. All other code is shared: start models, learning rates and seeds, executors, resuming,
-medians and confidence bounds, and plots.
+report prints with the scores. All benchmarks share the code for everything else: start models, learning rates and
+seeds, executors, resuming, medians and confidence bounds, and plots.
 """
 
 import re
@@ -90,13 +90,13 @@ class Benchmark(ABC):
         key: the name on the command line and in the report's file names.
         tasks: the tasks by name.
         protocols: the protocols by name; the first is the default.
-        options: the benchmark-specific settings (names of fields) that this benchmark accepts.
+        options: field names of the benchmark-specific settings that this benchmark accepts.
         rows_worth_resuming: minimum number of training rows, over all epochs, for a run to be resumable. A shorter run
-            takes only minutes and starts over after it was killed. A longer run saves its optimizer state, which is
-            twice the size of the model, after each epoch and resumes from there.
+            takes only minutes, and starts over if it was killed. A longer run saves its state after each epoch,
+            including the optimizer state, which is twice the size of the model, and resumes after the last saved epoch.
         prepared_subfolder: the grid's subfolder that contains the prepared data.
         scores: the scores in the report's table.
-        average: whether the table includes their mean.
+        average: whether the table includes the mean of the scores.
         averages_available: whether the table includes the mean of the available scores if some tasks are missing.
         baseline_name: the name of the baseline in the table.
     """
@@ -124,7 +124,7 @@ class Benchmark(ABC):
         """Return the named tasks, or the default tasks if no names are passed.
 
         Raises:
-            UserError: a task is unknown or cannot be trained.
+            UserError: a task is unknown or has no training data.
         """
         for name in names:
             if name not in self.tasks:
@@ -132,14 +132,14 @@ class Benchmark(ABC):
         return list(names or self.default_protocol.tasks)
 
     def untrainable_tasks(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
-        """Return the tasks that cannot be trained, each with a sentence that explains why.
+        """Return the tasks that no model can be trained on, each with a sentence that explains why.
 
         Args:
             names: the selected tasks.
             data: the folder with the official files or the prepared data.
 
         Raises:
-            UserError: no task can be trained.
+            UserError: no model can be trained on any of the tasks.
         """
         return {}
 
@@ -149,7 +149,7 @@ class Benchmark(ABC):
 
         Args:
             wanted: settings with the official files, the tokenizer folder and the tasks; if `tasks` is empty, all tasks
-                with files are prepared.
+                whose files exist are prepared.
             positions: maximum input lengths of the models; for each, the overview counts the truncated inputs.
 
         Raises:
@@ -232,7 +232,7 @@ class TextsBenchmark(Benchmark):
 
     Attributes:
         prepared: the class that represents a task's prepared folder.
-        EXAMPLE_FILE: an example name of a file to label, for messages.
+        EXAMPLE_FILE: a file name used in messages as an example of a file to label.
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
@@ -308,7 +308,7 @@ class TextsBenchmark(Benchmark):
 
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the k most frequent labels as a 0/1 vector (L,), with the k that scores best on `targets` (N, L)."""
+    """Return a 0/1 vector (L,) with the k most frequent labels, where k maximizes the score on `targets` (N, L)."""
 
     def score(labels: np.ndarray) -> float:
         guesses = np.broadcast_to(labels, targets.shape)
@@ -323,7 +323,7 @@ def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
 def head_settings(text: Optional[str]) -> dict[str, Any]:
     """Parse the head's type and dropout from ``TYPE[:DROPOUT]``; None selects the default.
 
-    A linear head's default dropout is 0.1, as published.
+    The default dropout of a linear head is 0.1, as published.
     """
     head_type, _, dropout = (text or "dense").partition(":")
     if head_type not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):

@@ -22,7 +22,7 @@ TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # extensions of text files
 
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
-    """Prepare missing data; with checkpoints, also complete the grid and report on it."""
+    """Prepare missing data; if there are checkpoints to start from, also complete the grid and report on it."""
     _check_checkpoint_arguments(settings.checkpoints)
     refuse_missing_trackers(settings.report_to)
     checkpoints = [path for _, path in map(named_path, settings.checkpoints)]
@@ -43,7 +43,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 
 
 def _check_checkpoint_arguments(checkpoints: Sequence[str]) -> None:
-    """Raise a UserError if a "checkpoint" is really a second value of an option, separated by a space."""
+    """Raise a UserError if a "checkpoint" is really an option's second value, separated from the first by a space."""
     for text in checkpoints:
         path = named_path(text)[1]
         if not path.exists() and NUMBER.fullmatch(str(path)):
@@ -58,24 +58,24 @@ def _check_checkpoint_arguments(checkpoints: Sequence[str]) -> None:
 @click.option(
     "--task",
     metavar="NAME",
-    help=f"Task to fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task if --data contains train.tsv, .csv, "
-    ".jsonl or .conll; else glue]",
+    help=f"Task to fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task if --data contains a file named "
+    "train.tsv, train.csv, train.jsonl or train.conll; else glue]",
 )
 @with_options_from(GridSettings, into="")
 def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) -> None:
     r"""Fine-tune each CHECKPOINT (a file, a folder or NAME=FILE) on a task, and report the scores.
 
-    A custom task is a folder of files. For text classification or regression it contains train.tsv and dev.tsv; their
-    first line names the columns, such as text and label. For tagging, such as named entity recognition, it contains
-    train.conll and dev.conll with one word and its tag per line. A custom task is trained with two learning rates and
-    three seeds, for ten epochs each. Then `lazyformer predict` labels texts or tags words with the best run. GLUE is
-    trained as in LazyFormer's Table 5, with four learning rates and five seeds per task, SQuAD as in PAR's Table 4, and
-    BabyLM's tasks with one learning rate and one seed, as in BabyLM's 2025 evaluation.
+    A custom task is a folder of files. For text classification or regression, it contains train.tsv and dev.tsv, whose
+    first lines name the columns, such as text and label. For tagging, such as named entity recognition, it contains
+    train.conll and dev.conll, with one word and its tag per line. A model is fine-tuned on a custom task with two
+    learning rates and three seeds each, for ten epochs. `lazyformer predict` then uses the best run to label texts or
+    tag words. GLUE runs follow LazyFormer's Table 5, with four learning rates and five seeds per task. SQuAD runs
+    follow PAR's Table 4. BabyLM runs follow BabyLM's 2025 evaluation, with one learning rate and one seed.
 
-    Missing data is prepared first; without a CHECKPOINT the command stops there. Runs execute in parallel, one per GPU,
-    or several on the CPU's cores. Each run has its own folder with a result.json. At the end the scores are printed as
-    a table and written to OUTPUT/report, together with plots. You can stop the command at any time and rerun it to
-    resume; finished runs are not repeated.
+    Missing data is prepared first. Without a CHECKPOINT, the command only prepares the data. Runs execute in parallel:
+    one per GPU or, on a CPU, several on its cores. Each run has its own folder with a result.json. At the end, the
+    scores are printed as a table and written to OUTPUT/report, together with plots. You can stop the command at any
+    time and rerun it to resume; finished runs are not repeated.
 
     \b
     lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
@@ -108,8 +108,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     lazyformer predict results/my_reviews texts.tsv
 
     FOLDER is the folder of a grid, written by `lazyformer finetune`. The best run per model and task makes the
-    predictions, and each model gets its own subfolder. You can also pass the folders of single runs, each of a
-    different GLUE task, or a checkpoint fine-tuned on SQuAD.
+    predictions, and each model gets its own subfolder. You can also pass the folders of individual runs, one per GLUE
+    task, or a checkpoint fine-tuned on SQuAD.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
     texts = None

@@ -1,7 +1,7 @@
 """A grid of fine-tuning runs, the settings that determine each run's result, and the models to start from.
 
 OUT/runs/grid.json                        the requested grid
-OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: always LOG, RESULT if it succeeded, FAILED if it did not
+OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: train.log, and result.json if it succeeded or failed.json if not
 """
 
 import itertools
@@ -42,9 +42,9 @@ VALID_BATCH_SIZE = 32  # affects the last digits of scores
 
 
 def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
-    """Parse checkpoints written as ``NAME=PATH`` or ``PATH`` into a dictionary of paths by model name.
+    """Parse checkpoints, written as ``NAME=PATH`` or ``PATH``, into a dictionary of paths by model name.
 
-    A path is a checkpoint or its folder. Without a name, the model is named after the checkpoint's folder.
+    A path leads to a checkpoint or its folder. Without a name, the model is named after the checkpoint's folder.
 
     Raises:
         UserError: two models have the same name, a name is not allowed, or a checkpoint does not exist.
@@ -92,7 +92,7 @@ def load_start_models(checkpoint_of: Mapping[str, Path], tokenizer_folder: Path)
         tokenizer_folder: the tokenizer that the data was prepared with.
 
     Raises:
-        UserError: a checkpoint cannot be loaded, contains a different type of model, or its dictionary or tokenizer
+        UserError: a checkpoint cannot be loaded or contains a different type of model, or its dictionary or tokenizer
             does not match the data.
     """
     symbols = dictionary_hash(load_tokenizer(tokenizer_folder).dictionary)
@@ -108,13 +108,14 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
             f"{path}: this checkpoint cannot be fine-tuned; it must contain a masked language model from this package"
         )
     if "dictionary_sha256" not in weights:
-        raise UserError(f"{path}: not a checkpoint from this package, because it lacks its dictionary's hash")
+        raise UserError(f"{path}: not a checkpoint from this package, because it contains no hash of a dictionary")
     options = {each.name: given.get(each.name, each.default) for each in fields(MaskedLMOptions)}
 
     remedy = "prepare the data with this checkpoint's tokenizer, in a separate folder"
     if not torch.equal(weights["dictionary_sha256"], symbols):
         raise UserError(
-            f"{path}: this checkpoint was trained with a dictionary other than {tokenizer_folder}'s; {remedy}"
+            f"{path}: this checkpoint was trained with a different dictionary than the one in {tokenizer_folder}; "
+            f"{remedy}"
         )
     beside = path.parent / "tokenizer" / SETTINGS_FILE  # equal dictionaries do not imply equal text settings
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
@@ -193,13 +194,13 @@ class Grid:
         return list(run_of.values())
 
     def warnings(self) -> list[str]:
-        """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
+        """Return warnings, without duplicates, about data issues that affect how to interpret the scores."""
         return results.warnings_on(
             (run.model.name, run.task.name, facts) for run in self.one_run_per_model_and_task for facts in run.facts
         )
 
     def existing_grid(self) -> Optional[results.Grid]:
-        """Read an existing grid.json, if any; raise a UserError if its tasks are from a different benchmark."""
+        """Read grid.json if it exists; raise a UserError if its tasks are from a different benchmark."""
         path = self.output / "runs" / GRID_FILE
         if not path.exists():
             return None
@@ -207,12 +208,13 @@ class Grid:
         other = [name for name in before.tasks if name not in self.benchmark.tasks]
         if other:
             raise UserError(
-                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; use a different --output"
+                f"{path}: this is a grid for {', '.join(other)}, not for {self.benchmark.name}; use a different "
+                "--output"
             )
         return before
 
     def write(self) -> None:
-        """Write grid.json, merged with the contents of an existing one."""
+        """Write grid.json; if the file already exists, merge the new runs with the ones that it lists."""
         before = self.existing_grid() or results.Grid({}, (), (), ())
         models = {model.name: str(model.checkpoint) for model in self.models}
         content = {
@@ -277,7 +279,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings that determine the result, regardless of file locations, as JSON-serializable values."""
+        """All settings that determine the result, except file locations, as JSON-serializable values."""
         return {
             "model": self.model.name,
             "checkpoint_sha256": self.model.sha256,
@@ -329,7 +331,7 @@ class Run:
         return differences({name: found.get(name) for name in self.settings}, self.settings)
 
     def refuse_other_settings(self) -> None:
-        """Raise a UserError if a result of the same model and task has different settings, ignoring lr and seed."""
+        """Raise a UserError if a result for the same model and task differs in any setting besides lr and seed."""
         wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
         for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
             found = results.read_run(path).settings
@@ -337,11 +339,11 @@ class Run:
             if differing:
                 raise UserError(
                     f"{path}: this result has different settings from the grid ({differing}), and a report would mix "
-                    "them; use a different --output"
+                    "the two; use a different --output"
                 )
 
     def result(self) -> Optional[results.Run]:
-        """Return the run's result, or None if it has not finished; raise a UserError if the settings differ."""
+        """Return the run's result, or None if it has not finished; raise a UserError if its settings differ."""
         path = self.folder / RESULT
         if not path.is_file():
             return None

@@ -1,4 +1,4 @@
-"""A dev set for custom tasks without one, held out from the training rows (``--dev-share``)."""
+"""Holds out training rows as a dev set, for custom tasks that have none (``--dev-share``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ SEED = 1
 
 
 def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
-    """Split the training file into a training and a dev file in OUTPUT, and return settings with these as --data.
+    """Split the training file into a training and a dev file in OUTPUT, and set --data to their folder.
 
     The settings are returned unchanged if --dev-share is not set, or if --data contains no custom task.
 

@@ -1,4 +1,4 @@
-"""The implementation of ``lazyformer finetune``, which checks and runs a grid, and of ``lazyformer predict``.
+"""Implements ``lazyformer finetune``, which checks and runs a grid, and ``lazyformer predict``.
 
 Predictions are made with the best runs of a grid, with individual runs, or with a checkpoint.
 """
@@ -41,7 +41,7 @@ PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that app
 
 
 def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
-    """Return the benchmark named by --task; without it, the custom task in --data if any, else GLUE.
+    """Return the benchmark named by --task or, if it is not set, the custom task in --data, if any, else GLUE.
 
     Raises:
         UserError: there is no such benchmark, or the files of the custom task are invalid.
@@ -63,7 +63,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
     if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(
-            f"--task {task}: must be one of {known}; a custom task only requires --data{nearest(task, BENCHMARKS)}"
+            f"--task {task}: must be one of {known}; for a custom task, set only --data{nearest(task, BENCHMARKS)}"
         )
     return BENCHMARKS[task]
 
@@ -72,7 +72,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     """Prepare missing data, and return the requested grid and the executor for its runs.
 
     Raises:
-        UserError: a task is not prepared or incomplete, a checkpoint cannot be loaded or does not match the data, or
+        UserError: a task's data is missing or incomplete, a checkpoint cannot be loaded or does not match the data, or
             options conflict.
     """
     is_official = given.data is not None
@@ -107,7 +107,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         preload=PRELOAD,
     )
 
-    if is_official:  # load the models before preparing data, because errors then surface sooner
+    if is_official:  # load the models before preparing data, so that errors surface sooner
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
         models = load_start_models(checkpoints, tokenizer)
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
@@ -143,7 +143,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
-        run.result()  # raises an error for a result with different settings
+        run.result()  # raises an error if there is a result with different settings
     for run in grid.one_run_per_model_and_task:
         run.refuse_other_settings()
     for warning in grid.warnings():
@@ -152,7 +152,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
-    """Parse --epochs, ``N`` for all tasks or ``TASK=N`` for one task, and return the epochs by task."""
+    """Parse --epochs (``N`` for all tasks, ``TASK=N`` for one task), and return the number of epochs by task."""
     epochs = dict.fromkeys(names, usual)
     for text in sorted(given, key=lambda text: "=" in text):
         name, found, number = text.rpartition("=")
@@ -180,7 +180,7 @@ def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) ->
 
 
 def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
-    """Run a grid and print its report; exit with 0, with 1 if runs failed, or with 130 if it was stopped.
+    """Run a grid, print its report and exit with status 0, or with 1 if runs failed, or with 130 if it was stopped.
 
     Raises:
         UserError: :func:`grid_and_executor` failed, or another queue is running in the folder.
@@ -212,8 +212,8 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
     """Write predictions to the folder `target` atomically.
 
     Args:
-        sources: the folder of a grid, in which case each model's best runs predict into `target`/MODEL; or run folders,
-            one per task; or a checkpoint fine-tuned on SQuAD.
+        sources: the folder of a grid, the folders of individual runs (one per task), or a checkpoint fine-tuned on
+            SQuAD. For a grid, the predictions of each model's best runs are written to `target`/MODEL.
         target: the folder to write.
         wanted: the command's options.
 
@@ -221,8 +221,8 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
         The lines that the command prints.
 
     Raises:
-        UserError: no run has succeeded, two runs have the same task, or the benchmark cannot predict. Nothing is
-            written in this case.
+        UserError: no run has succeeded, two runs have the same task, or the benchmark cannot predict. In each of these
+            cases, nothing is written.
     """
     if len(sources) == 1 and (sources[0] / "runs").is_dir():
         benchmark = benchmark_of_grid(sources[0])
@@ -247,7 +247,7 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
             name = next(iter(benchmark.tasks))
             run = checkpoint_at(source)
         if name in found:
-            raise UserError(f"{source} and {found[name]} are both runs of {name}; pass one run per task")
+            raise UserError(f"{source} and {found[name]} are both runs on {name}; pass one run per task")
         found[name] = run
     with atomic_folder(target) as unfinished:
         return [f"{target}: {line}" for line in benchmark.predict(found, unfinished, wanted)]

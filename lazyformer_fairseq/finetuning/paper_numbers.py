@@ -1,4 +1,4 @@
-"""GLUE settings and scores from two papers: the settings are defaults, the scores are printed next to ours."""
+"""GLUE settings and scores from two papers; the settings are our defaults, and the scores are printed next to ours."""
 
 from collections.abc import Mapping
 
@@ -37,9 +37,9 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
         batch_size=32,
         warmup_ratio=0.06,
     ),
-    # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code in the
-    # paper's footnote (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows
-    # each.
+    # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code linked
+    # in the paper's footnote (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh), which uses eight
+    # GPUs with 16 rows each.
     PAR: TuningProtocol(
         tasks=("SST-2", "MRPC"),
         lrs=(2.4e-5,),

@@ -46,13 +46,14 @@ ROWS_AT_ONCE = 2_000  # kept in memory and batched by similar length
 
 
 def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
-    """Predict the rows of a file, and write them atomically to a new file with the predictions appended.
+    """Label the rows of a file, and write them atomically to a new file with the predictions appended.
 
-    Rows without text stay in the output, with an empty prediction.
+    Rows without text are also written, with an empty prediction.
 
     Args:
         model: a checkpoint, its folder, or a folder written by ``lazyformer export``.
-        texts: file whose rows contain one or two texts; with a label column, predictions are scored against it.
+        texts: file whose rows contain one or two texts; if it has a label column, the predictions are scored against
+            it.
         output: the file to write; its extension selects the format. The default is ``TEXTS.predictions`` with the
             extension of `texts`.
         wanted: the command's options.
@@ -62,7 +63,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
 
     Raises:
         UserError: the model has no head for classification, regression or tagging, a row is invalid (the message names
-            file and line), or `output` exists.
+            file and line), or `output` already exists.
     """
     checkpoint = checkpoint_at(model)
     tokenizer = loading.load_tokenizer_beside(checkpoint, wanted.tokenizer)
@@ -113,13 +114,13 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
 
 
 def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[str, Any]:
-    """Return the fields to append to a row, with None as values if the row has no text."""
+    """Return the fields to append to a row; their values are None if the row has no text."""
     if answer.label is None:
         return dict.fromkeys(added_to(task))
     if task.tags_words:
         return {"prediction": answer.label}
     if task.is_regression:
-        # Nine digits distinguish all fp32 numbers; predictions may differ only in the last digit.
+        # Nine digits distinguish any two fp32 numbers, so predictions that differ stay different in the file.
         return {"prediction": float(f"{answer.label:.9g}")}
     if task.is_multi_label:
         shares = {label: round(share, 4) for label, share in answer.probabilities.items()}
@@ -147,14 +148,15 @@ def open_rows(
     Args:
         path: the file.
         task: the task of the model's head.
-        text: names of the text columns; defaults to the columns used for training if present, else to the usual names.
+        text: names of the text columns; if empty, the columns used for training are read if the file has them, else the
+            columns with the usual names.
         seen: progress callback, which receives the number of bytes read since its last call.
     """
     rows = read_rows(path, seen)
     first = next(rows, None)
     if first is None:
         raise UserError(
-            f"{path}: this file is empty; write a line that names its columns, followed by one text per line"
+            f"{path}: this file is empty; write a line that names the columns, followed by one text per line"
         )
     header = first.fields
     layout = task.splits.get("valid")
@@ -178,7 +180,7 @@ def open_rows(
             knows = "single texts; name one column with --text"
         raise UserError(f"{path}: the model was trained on {task.name}, which consists of {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
-    if path.suffix.lower() != ".jsonl":  # where each row is checked separately
+    if path.suffix.lower() != ".jsonl":  # in JSON lines, each row is checked separately
         check_field_names(path, first.line, header, task)
     return reader, header, _rows(reader, rows, task)
 
@@ -207,7 +209,7 @@ def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
             f"{path}, line 1: {len(twice)} columns are named {twice[0]!r}, but the fields of a JSON object must have "
-            "different names; rename them, or use an --output that ends in .tsv or .csv"
+            "different names; rename the columns, or use an --output that ends in .tsv or .csv"
         )
 
 
@@ -215,7 +217,7 @@ def check_field_names(path: Path, line: int, names: Iterable[str], task: TaskDes
     """Raise a UserError if an input field has the same name as an appended field."""
     if taken := [name for name in added_to(task) if name in names]:
         raise UserError(
-            f"{path}, line {line}: there is already a field {taken[0]!r}, the name used for predictions; rename it"
+            f"{path}, line {line}: the field name {taken[0]!r} is reserved for predictions; rename this field"
         )
 
 
@@ -234,7 +236,7 @@ class TableLines:
         self.task = task
 
     def header(self) -> str:
-        """Return the header line; empty for JSON lines."""
+        """Return the header line, or an empty string for JSON lines."""
         if self.output.suffix.lower() == ".jsonl":
             return ""
         row = FileRow(1, list(self.names))
@@ -281,7 +283,7 @@ class ConllFormatter:
 
 
 class ConllCopyFormatter(ConllFormatter):
-    """A formatter that copies an existing CoNLL file and appends the tag as a last column to each word's line."""
+    """A formatter that copies an existing CoNLL file, with the predicted tag appended to each word's line."""
 
     def __init__(self, reader: RowReader):
         super().__init__(reader)
@@ -289,7 +291,7 @@ class ConllCopyFormatter(ConllFormatter):
         self._copied = 0
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the lines from the end of the previous sentence to the end of this one (one line per word)."""
+        """Return the lines between the previous sentence and this one, followed by this one's lines, one per word."""
         _, tags = self.words_and_tags(row, answer)
         between = islice(self._lines, row.line - 1 - self._copied)
         written = [line_without_word(line) for _, line in between]
@@ -304,14 +306,14 @@ class ConllCopyFormatter(ConllFormatter):
 
 
 def line_without_word(line: str) -> str:
-    """Return a line that contains no word (empty or a document marker); extend a multi-column marker by one column."""
+    """Format a line without a word, either empty or a document marker; a multi-column marker gets one more column."""
     if len(words_of(line)) > 1:
         return with_column(line, OUTSIDE)
     return f"{line}\n"
 
 
 def with_column(line: str, value: str) -> str:
-    """Append a column to a line, separated by a space if the existing columns are, else by a tab."""
+    """Append a column to a line, after a space if spaces separate the existing columns, else after a tab."""
     line = line.rstrip(" \t")
     divider = "\t"
     if " " in line and "\t" not in line:
@@ -342,7 +344,7 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
 
 @dataclass
 class CountedRows:
-    """A count of rows that share a property, with the line number of the first."""
+    """The number of rows that share a property, and the line number of the first one."""
 
     count: int = 0
     first_line: int = 0
@@ -417,12 +419,12 @@ class Tally:
         return [self.reader.names[place] for place in self.reader.texts]
 
     def fields_in_place(self) -> str:
-        """Return the end of a message about rows without text, which lists the other fields that they have."""
+        """Return the end of a message about rows without text, which lists the fields that these rows have instead."""
         others = [repr(name[:40]) for name in self.fields_instead if name not in self._text_columns]
         if not others:
             return ""
         wanted = " and ".join(map(repr, self._text_columns))
-        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}; is a name misspelled?"
+        return f"; some rows lack {wanted} but have {', '.join(others[:MOST_SHOWN])}; is a name misspelled?"
 
     def lines(self) -> list[str]:
         """Return a summary of the rows for the user, one sentence per item."""
@@ -432,14 +434,14 @@ class Tally:
             if count == 1:
                 have = "has"
             said.append(
-                f"{count:,} of {self.rows:,} rows {have} no text and received no prediction, the first in line "
+                f"{count:,} of {self.rows:,} rows {have} no text and received no prediction; the first is in line "
                 f"{self.without_text.first_line}{self.fields_in_place()}"
             )
         if self.unknown.count:
             said.append(unknown_text_message(self.unknown.count, self.rows, self.unknown.first_line))
         if self.cut.count:
             cut = truncation_message(self.cut.count, self.rows, self.longest, "rows")
-            said.append(f"{cut}, first in line {self.cut.first_line}")
+            said.append(f"{cut}; the first is in line {self.cut.first_line}")
         if self.cut_words:
             said.append(
                 f"{self.cut_words:,} of {self.words:,} words were not part of the model's input, and received "

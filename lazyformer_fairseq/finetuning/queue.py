@@ -50,7 +50,7 @@ class RunQueue:
             UserError: the folder contains a result with different settings, or another queue is using the folder.
             KeyboardInterrupt: the user pressed Ctrl-C; all processes have been stopped.
         """
-        self.grid.existing_grid()  # raises an error for a grid with tasks from a different benchmark
+        self.grid.existing_grid()  # raises an error if the grid's tasks are from a different benchmark
         with run_lock(self.grid.output / "runs"):
             waiting = self._unfinished()
             self.grid.write()
@@ -64,14 +64,14 @@ class RunQueue:
             self._remove_checkpoints(self.grid.runs)
 
     def _unfinished(self) -> list[Run]:
-        """Read the results of finished runs, and return the unfinished ones, largest first to balance the load."""
+        """Read the results of finished runs, and return the unfinished runs, largest first to balance the load."""
         waiting = []
         for run in sorted(self.grid.runs, key=_work, reverse=True):
             result = run.result()
             if result is not None:
                 self.results[run.folder] = result
                 continue
-            refuse_foreign(run.folder / LOG)  # the process could not log its error otherwise
+            refuse_foreign(run.folder / LOG)  # otherwise, the process could not log its error
             (run.folder / FAILED).unlink(missing_ok=True)
             waiting.append(run)
         return waiting

@@ -12,7 +12,7 @@ from lazyformer_fairseq.finetuning.tasks import babylm, glue, squad
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 from lazyformer_fairseq.finetuning.tasks.tags import TaggedWords
 
-# A new benchmark is a file in tasks/, a row here and a name in TASK_NAMES of settings.py.
+# To add a benchmark, write a file in tasks/, and add a row here and a name to TASK_NAMES in settings.py.
 BENCHMARKS: dict[str, Benchmark] = {each.key: each for each in (glue.BENCHMARK, babylm.BENCHMARK, squad.BENCHMARK)}
 
 
@@ -39,7 +39,7 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
     for benchmark in BENCHMARKS.values():
         if name in benchmark.tasks:
             return benchmark
-    raise UserError(f"{where}: {name!r} is not a task of {', '.join(BENCHMARKS)}")
+    raise UserError(f"{where}: {name!r} is not a task in any benchmark ({', '.join(BENCHMARKS)})")
 
 
 def benchmark_of_grid(folder: Path) -> Benchmark:
@@ -68,9 +68,9 @@ def best_run(folder: Path) -> Path:
 
 
 def best_runs(folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield each model of a grid with its best run folder per task, selected by development score.
+    """Yield each model of a grid with the folder of its best run on each task, by development score.
 
-    Among equally good runs, a run with a kept checkpoint is preferred.
+    Among equally good runs, one whose checkpoint was kept is preferred.
     """
     results = read_results(folder, benchmark_of_grid(folder))
     if not results.runs:

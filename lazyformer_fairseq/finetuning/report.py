@@ -52,7 +52,7 @@ def write_report(folder: Path, output: Path) -> str:
         [_score_row(each, benchmark, num_seeds) for each in results.measurements()],
         left=("score", "metric"),
     )
-    # With few tasks the paper table is mostly empty, so the grid's own scores come first.
+    # If the grid has few tasks, the paper's table is mostly empty, so the table of the grid's own scores comes first.
     first, second = of_scores, of_papers
     if benchmark.averages_available or tasks >= {score.task for score in benchmark.scores}:
         first, second = of_papers, of_scores
@@ -108,8 +108,8 @@ def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
     yield from benchmark.notes(results)
     yield (
         "The 95% bounds are a two-sided Student's t interval for the mean over seeds at the selected learning rate. A "
-        "score counts as above the baseline if its lower bound is. The bounds account for variation between seeds, but "
-        "not for the selection of epoch and learning rate on the same development set."
+        "score counts as above the baseline if its lower bound is above the baseline. The bounds account for variation "
+        "between seeds, but not for the fact that epoch and learning rate were selected on the same development set."
     )
     runs = results.runs.values()
     yield f"Total time of all {len(runs)} runs, in hours: {sum(run.seconds for run in runs) / 3600:.2f}."
@@ -267,7 +267,7 @@ def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> di
 def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
     """Draw one panel per score: the median over seeds at the selected learning rate, with a min-to-max bar.
 
-    Models are drawn side by side. If a folder contains checkpoints from different numbers of updates, they are drawn as
+    Models are drawn side by side. If a folder contains checkpoints with different numbers of updates, they are drawn as
     a curve over pre-training updates, as in LazyFormer's Figure 2.
     """
     panels: dict[str, list[Measurement]] = {}

@@ -1,7 +1,8 @@
-"""Reading and checking of the results of a grid of fine-tuning runs.
+"""Reads and checks the results of a grid of fine-tuning runs.
 
-OUT/runs/grid.json                            requested models, tasks, learning rates and seeds
-OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   the result of a successful run; failed.json if it failed
+OUT/runs/grid.json                              requested models, tasks, learning rates and seeds
+OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   the result of a successful run
+OUT/runs/MODEL/TASK/lr2e-05_seed1/failed.json   the error message of a failed run
 """
 
 import itertools
@@ -22,7 +23,7 @@ from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_oth
 
 FORMAT_VERSION = 1
 GRID_FILE = "grid.json"
-RESULT = "result.json"  # of one run
+RESULT = "result.json"  # the result of one run
 FAILED = "failed.json"
 LOG = "train.log"
 BEST = "checkpoint_best.pt"
@@ -213,7 +214,7 @@ class Results:
                 )
 
     def warnings(self) -> list[str]:
-        """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
+        """Return warnings, without duplicates, about data issues that affect how to interpret the scores."""
         return warnings_on((run.model, run.task, facts) for run in self.runs.values() for facts in run.splits)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
@@ -226,7 +227,7 @@ class Results:
 
 
 def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
-    """Return warnings about data issues that affect the interpretation of scores, without duplicates.
+    """Return warnings, without duplicates, about data issues that affect how to interpret the scores.
 
     Args:
         facts: tuples of model name, task name and facts about one of the task's splits.
@@ -302,7 +303,7 @@ class TaskResults:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model's values of one metric on a development split, at the selected learning rate.
+    """A model's values of a metric on a development split, at the selected learning rate.
 
     Attributes:
         model: the name of the model.
@@ -339,8 +340,8 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
         benchmark: the benchmark that the grid's tasks must belong to.
 
     Raises:
-        UserError: there is no grid, a file is not JSON, has an unsupported format version or lacks a field, or two runs
-            of a task have different development sets.
+        UserError: there is no grid; a file is not JSON, has an unsupported format version or lacks a field; or two runs
+            on the same task have different development sets.
     """
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
     runs = {}
@@ -377,7 +378,7 @@ def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
         benchmark: the benchmark that the tasks must belong to; None to allow any.
 
     Raises:
-        UserError: the file is missing, is not JSON, has an unsupported format version, or a field is invalid.
+        UserError: the file is missing, is not JSON, has an unsupported format version, or contains an invalid field.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; pass the output folder of `lazyformer finetune`")
@@ -401,7 +402,8 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
             allow any task.
 
     Raises:
-        UserError: the file is not JSON, has an unsupported format version, or a field or metric is missing or invalid.
+        UserError: the file is not JSON or has an unsupported format version, or a field or metric is missing or
+            invalid.
     """
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
@@ -448,7 +450,7 @@ def _iterate_metrics(marks: MetricValues) -> Iterator[tuple[str, str, float]]:
 
 
 def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
-    """Raise a UserError if runs of a task used different development sets, as shown by different baselines."""
+    """Raise a UserError if runs on the same task used different development sets, as shown by different baselines."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.task, run)
@@ -456,7 +458,7 @@ def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
             there = other.baseline.get(file, {}).get(metric, value)
             if not math.isclose(value, there, abs_tol=1e-9):
                 raise UserError(
-                    f"{run.folder}: its {run.task} {file} set differs from the one in {other.folder}: the baseline's "
-                    f"{metric} is {value}, not {there}. Scores on different rows cannot be compared; run both on the "
-                    "same prepared data"
+                    f"{run.folder} and {other.folder} used different {run.task} {file} sets: the baseline's {metric} "
+                    f"is {value} on the first and {there} on the second. Scores on different rows cannot be compared; "
+                    "run both on the same prepared data"
                 )

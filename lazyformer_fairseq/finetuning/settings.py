@@ -34,14 +34,15 @@ METRICS = {  # the first one selects epoch and learning rate
 
 @dataclass(frozen=True, kw_only=True)
 class GridSettings(ExecutorOptions, ReportOptions):
-    """Settings of ``lazyformer finetune``; with None, the protocol or the data determines the value."""
+    """Settings of ``lazyformer finetune``; the protocol or the data determines the value of a setting that is None."""
 
     checkpoints: tuple[str, ...] = ()
     output: Path = option(MISSING, "Output folder for prepared data, runs and report.")
     data: Optional[Path] = option(
         None,
-        "Folder containing the official files, a custom task's train.tsv and dev.tsv (or valid.tsv; .csv, .jsonl, or "
-        ".conll with one word and its tag per line), or prepared data. Files are prepared in OUTPUT.",
+        "Folder containing official files, a custom task, or prepared data. A custom task consists of two files named "
+        "train and dev (or valid), which end in .tsv, .csv or .jsonl, or in .conll if they have one word and its tag "
+        "per line. The data is prepared in OUTPUT.",
         shown="the prepared data in OUTPUT",
     )
     text: tuple[str, ...] = option(
@@ -73,7 +74,7 @@ class GridSettings(ExecutorOptions, ReportOptions):
     )
     dev_share: Optional[float] = option(
         None,
-        "Fraction of the training rows to hold out as the dev set, for data without a dev file, such as 0.1.",
+        "If there is no dev file, fraction of the training rows to hold out as the dev set, such as 0.1.",
         low=0,
         is_open=True,
         high=0.5,
@@ -82,15 +83,16 @@ class GridSettings(ExecutorOptions, ReportOptions):
     tokenizer: Optional[Path] = option(None, "Tokenizer for official files.", shown="the first checkpoint's tokenizer")
     max_length: Optional[int] = option(
         None,
-        "Maximum input length in tokens; longer inputs in official files are truncated, or split for SQuAD.",
+        "Maximum input length in tokens. When official files are prepared, longer inputs are truncated or, for SQuAD, "
+        "split.",
         low=1,
         shown="512; 384 for SQuAD",
     )
     skip_mistakes: bool = option(False, "SQuAD: skip and list invalid questions in the files.")
     protocol: Optional[str] = option(
         None,
-        "Paper that sets the default tasks, learning rates, seeds, epochs, batch size and warm-up: LazyFormer (Table "
-        "5) or PAR (Table 4: SST-2 and MRPC, or SQuAD).",
+        "Paper to take the default tasks, learning rates, seeds, epochs, batch size and warm-up from: lazyformer "
+        "(Table 5) or par (Table 4: SST-2 and MRPC, or SQuAD).",
         choices=("lazyformer", "par"),
         shown="par for SQuAD, else lazyformer",
     )
@@ -107,7 +109,7 @@ class GridSettings(ExecutorOptions, ReportOptions):
     )
     seeds: tuple[int, ...] = option(
         (),
-        "Random seeds; each is run with each learning rate.",
+        "Random seeds; each is combined with each learning rate.",
         low=0,
         shown="1 to 5; for custom labels 1 to 3",
     )
@@ -133,7 +135,7 @@ class GridSettings(ExecutorOptions, ReportOptions):
         "Type and dropout of the head on <s>. dense is RoBERTa's head, two linear layers with a tanh between them; "
         "linear is a single layer. Tagging always uses a linear head.",
         metavar="TYPE[:DROPOUT]",
-        shown="dense with the checkpoint's own dropout, 0 unless set; 0.1 for a linear head",
+        shown="dense, with the checkpoint's own dropout (0 unless set); the dropout of a linear head is 0.1",
     )
     no_padding: bool = option(
         False, "Concatenate a batch's texts into one row instead of padding them; results differ only in rounding."
@@ -165,7 +167,7 @@ class PredictSettings:
     data: Optional[Path] = option(
         None,
         "GLUE: folder containing the official files or prepared data. SQuAD: file of questions in the official format.",
-        shown="the data used in fine-tuning; for SQuAD its development set",
+        shown="the data used in fine-tuning or, for SQuAD, its development set",
     )
     tasks: tuple[str, ...] = option((), "GLUE: tasks to predict; may include AX.", shown="all")
     text: tuple[str, ...] = option(

@@ -64,7 +64,7 @@ def fine_tune(run: Run, threads: int = 1) -> None:
     """Execute a fine-tuning run; write train.log, metrics.jsonl, checkpoint_best.pt and result.json to its folder.
 
     A killed run resumes after its last saved epoch; if none was saved, its files are removed and it starts over. A
-    second process in the same folder waits for the first, and returns if the run is finished by then.
+    second process in the same folder waits for the first, and returns if the first has finished the run.
 
     Args:
         run: the run.

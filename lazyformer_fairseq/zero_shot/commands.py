@@ -19,7 +19,7 @@ def evaluate(models: tuple[str, ...], data: Path, settings: EvaluationSettings) 
 
     A MODEL is a checkpoint, a folder of checkpoints, an export, or a masked or causal LM that transformers can load.
     Each line of the files in --data is a JSON object with sentence_good and sentence_bad. Masked LMs score a sentence
-    by its pseudo-log-likelihood (tokens are masked one at a time; Salazar et al., 2020), causal LMs by its
+    by its pseudo-log-likelihood (tokens are masked one at a time; Salazar et al., 2020), and causal LMs score it by its
     log-likelihood.
 
     Each model's answers are stored in OUTPUT, so a rerun scores only new models.

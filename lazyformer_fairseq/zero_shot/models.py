@@ -25,7 +25,7 @@ from lazyformer_fairseq.zero_shot.scoring import EncodedSentence, LanguageModel
 PSEUDO = "pseudo-log-likelihood"
 NO_LIMIT = 10**6  # a transformers tokenizer without a maximum length reports a larger number
 
-Prepare = Callable[[nn.Module], nn.Module]  # moves a model to its device and precision
+Prepare = Callable[[nn.Module], nn.Module]  # moves a model to the device and converts it to the requested precision
 
 
 def name_of(model: str) -> str:
@@ -44,10 +44,10 @@ def load_model(model: str, prepare: Prepare) -> LanguageModel:
     Args:
         model: a checkpoint from this package, its folder, an export, a folder that transformers can load, or the name
             of a model on the Hugging Face Hub; optionally prefixed by ``NAME=``.
-        prepare: moves the model to its device and precision.
+        prepare: moves the model to the device and converts it to the requested precision.
 
     Raises:
-        UserError: the model does not exist, is damaged or not a language model, or its tokenizer is missing.
+        UserError: the model does not exist, is damaged or is not a language model, or its tokenizer is missing.
     """
     name, path = named_path(model)
     if not path.exists() and (name or path.suffix or path.is_absolute()):
@@ -72,7 +72,7 @@ def count_model(corpus: Path, order: int) -> LanguageModel:
 
 
 def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
-    """Load one of this package's models; causal models are given ``</s> sentence``, as after another text."""
+    """Load one of this package's models; causal models read ``</s> sentence``, as if another text had just ended."""
     tokenizer = loading.load_tokenizer_beside(checkpoint)
     state = checkpoints.load(checkpoint)
     model = prepare(loading.build(state, tokenizer.dictionary, checkpoint))

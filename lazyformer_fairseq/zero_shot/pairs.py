@@ -53,7 +53,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
 
     Args:
         folder: a folder with ``*.jsonl`` files.
-        most_pairs: maximum number of pairs per paradigm, evenly spaced over its file; 0 for all.
+        most_pairs: maximum number of pairs per paradigm, which are evenly spaced over the file; 0 for all.
 
     Returns:
         The paradigms, sorted by name.
@@ -108,7 +108,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                 raise UserError(f"{where}: {name} is missing or empty; {REMEDY}")
         for name in (GOOD, BAD, PARADIGM, PHENOMENON):
             if not isinstance(row.get(name, ""), str):
-                raise UserError(f"{where}: its {name} is {row[name]!r}, which is not a string")
+                raise UserError(f"{where}: {name} is {row[name]!r}, which is not a string")
         yield row
 
 

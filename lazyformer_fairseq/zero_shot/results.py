@@ -1,4 +1,7 @@
-"""Models' answers on minimal pairs, computed once per model and stored in one file each, and their statistics."""
+"""Models' answers on minimal pairs, and statistics of these answers.
+
+A model's answers are computed once and stored in a file.
+"""
 
 import hashlib
 import math
@@ -63,7 +66,7 @@ class Answers:
         return float(np.mean([self.accuracy(paradigm) for paradigm in paradigms]))
 
     def standard_error(self, paradigms: Sequence[str]) -> float:
-        """Return the standard error of :meth:`mean_accuracy`, assuming random samples of pairs in each paradigm."""
+        """Return the standard error of :meth:`mean_accuracy`, assuming each paradigm's pairs are a random sample."""
         return _error_of_mean([self.is_right(paradigm) for paradigm in paradigms])
 
     def difference(self, other: "Answers", paradigms: Sequence[str]) -> tuple[float, float]:
@@ -77,7 +80,7 @@ class Answers:
 
 
 def _error_of_mean(samples: Sequence[np.ndarray]) -> float:
-    """Return the standard error of the mean of the sample means."""
+    """Return the standard error of the average of the samples' means."""
     variances = [sample.var() / len(sample) for sample in samples]
     return math.sqrt(sum(variances)) / len(samples)
 

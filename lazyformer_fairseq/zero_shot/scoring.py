@@ -6,8 +6,8 @@ token at a time. It overestimates multi-token words, because the rest of a word 
 Kauf and Ivanova (2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the
 following tokens of the same word.
 
-All sentences in a batch have the same length. There is no padding, so a score does not depend on the other sentences in
-the batch.
+All sentences in a batch have the same length. There is no padding, so a sentence's score does not depend on the other
+sentences in the batch.
 """
 
 import itertools

@@ -15,7 +15,7 @@ class EvaluationSettings:
 
     benchmark: str = option(
         "blimp",
-        "Type of data. blimp: BLiMP, with a note if the folder is incomplete; pairs: any minimal pairs.",
+        "Type of data: blimp (BLiMP; if the folder is incomplete, the report says so) or pairs (any minimal pairs).",
         choices=BENCHMARKS,
     )
     output: Optional[Path] = option(
@@ -29,7 +29,10 @@ class EvaluationSettings:
     )
     order: int = option(5, "Order n of the n-gram model, in tokens.", low=1, high=10)
     pairs: Optional[int] = option(
-        None, "Maximum number of pairs per paradigm, evenly spaced over its file.", bounds=COUNT, shown="all"
+        None,
+        "Maximum number of pairs per paradigm; the pairs are evenly spaced over the paradigm's file.",
+        bounds=COUNT,
+        shown="all",
     )
     mask_rest_of_word: bool = option(
         False,

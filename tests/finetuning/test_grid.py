@@ -191,10 +191,10 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert f"{broken}: truncated, damaged or not a checkpoint" in message(f"m={broken}")
     state = torch.load(START)
     torch.save({**state, "model": {}}, broken)
-    assert "not a checkpoint from this package, because it lacks" in message(f"m={broken}")
+    assert "not a checkpoint from this package, because it contains no hash" in message(f"m={broken}")
     state["model"]["dictionary_sha256"] += 1
     torch.save(state, broken)
-    assert "trained with a dictionary other than" in message(f"m={broken}")
+    assert "trained with a different dictionary than" in message(f"m={broken}")
     shutil.copy(START, broken)
     train_tokenizer(tmp_path / "tokenizer", toy_texts(60), 120, TextSettings())
     assert "the tokenizer beside this checkpoint has different settings" in message(f"m={broken}")

@@ -256,7 +256,7 @@ def test_a_file_that_is_not_what_it_should_be_is_named(asked, name, content, wor
 def test_a_result_of_another_run_or_on_another_development_set_is_refused(asked):
     path = write_result(asked, FIRST, 0.5)
     write_result(asked, RunKey("lazy", "CoLA", 2e-5, 2), 0.5, baseline=0.1)
-    with pytest.raises(UserError, match="dev set differs from the one in"):
+    with pytest.raises(UserError, match="used different CoLA dev sets"):
         read_results(asked, GLUE)
     path.parent.rename(path.parent.with_name("lr2e-05_seed3"))
     with pytest.raises(UserError, match="this is the result of lazy/CoLA/lr2e-05_seed1; move it there or remove it"):

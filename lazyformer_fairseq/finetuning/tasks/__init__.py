@@ -1,1 +1,1 @@
-"""Benchmarks, one file each, with all code that is specific to a benchmark's tasks."""
+"""Benchmarks: each has its own file, which contains all code that is specific to the benchmark's tasks."""

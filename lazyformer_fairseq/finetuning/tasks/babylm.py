@@ -48,8 +48,8 @@ class BabyLM(PublishedTasks):
                 reasons[name] = f"{name} is skipped, because {data} contains no {file} to train on"
         if len(reasons) == len(names):
             raise UserError(
-                f"{data} contains no training file of {', '.join(names)}; pass the folder that contains {file} "
-                "and the other files with --data"
+                f"{data} contains no training file for {', '.join(names)}; with --data, pass the folder that contains "
+                f"{file} and the other files"
             )
         return reasons
 
@@ -64,8 +64,8 @@ class BabyLM(PublishedTasks):
     def notes(self, results: Results) -> Iterator[str]:
         """Yield short notes that help the reader compare the scores with other work."""
         yield (
-            "Scores are the F1 of the second class for MRPC and QQP, and accuracy for the other tasks, times 100. The "
-            "best epoch is selected on the same rows."
+            "The score is the F1 of the second class for MRPC and QQP, and the accuracy for the other tasks, times "
+            "100. It is computed on the rows that the best epoch was selected on."
         )
         missing = [score.name for score in self.scores if score.task not in results.grid.tasks]
         if missing:

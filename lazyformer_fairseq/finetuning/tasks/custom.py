@@ -105,18 +105,18 @@ def describe_in_words(row: TaskDescription) -> str:
     """Describe the inferred task in words, so that the user can check it."""
     if row.is_regression:
         mean, deviation = row.standard
-        what = f"targets with mean {mean:g}, standard deviation {deviation:g} (for classes, set --label-type classes)"
+        what = f"targets with mean {mean:g} and standard deviation {deviation:g}; for classes, set --label-type classes"
     else:
         shown = ", ".join(row.labels[:MOST_SHOWN])
         if len(row.labels) > MOST_SHOWN:
             shown += ", ..."
-        what = f"{len(row.labels)} classes, {shown}"
+        what = f"{len(row.labels)} classes ({shown})"
         if row.tags_words:
-            what = f"{len(row.labels)} tags, {shown}"
+            what = f"{len(row.labels)} tags ({shown})"
         elif row.is_multi_label:
-            what = f"lists of {len(row.labels)} labels, {shown}"
+            what = f"lists of {len(row.labels)} labels ({shown})"
         elif all(map(_is_number, row.labels)):
-            what += " (for regression, set --label-type scores)"
+            what += "; for regression, set --label-type scores"
     texts = map(repr, row.splits["train"].texts)
     label = repr(row.splits["train"].label)
     where = f"texts in column {' and '.join(texts)}, labels in {label}"
@@ -278,7 +278,9 @@ def columns_of(
         wanted.append(label)
     if len(set(wanted)) < len(wanted):
         twice = max(wanted, key=wanted.count)
-        raise UserError(f"{path}: column {twice!r} is selected twice, for texts or labels; select different columns")
+        raise UserError(
+            f"{path}: column {twice!r} is selected twice; use different columns for the texts and the label"
+        )
 
     has_texts = len(texts) in (1, 2)
     has_label = bool(label) or not is_labelled
@@ -309,7 +311,10 @@ def _is_number(word: str) -> bool:
 
 
 def infer_label_type(words: Sequence[str], label: str) -> str:
-    """Return "scores" if the column is called "score" or most labels are numbers, not all integers; else "classes".
+    """Return "scores" or "classes".
+
+    The labels are scores if their column is called "score", or if most labels are numbers and some of these are not
+    integers.
 
     Args:
         words: labels as class names; integers are written without a fraction.

@@ -47,7 +47,7 @@ class PublishedTasks(TextsBenchmark):
         """Return the named tasks, or the default tasks if no names are passed.
 
         Raises:
-            UserError: a task is unknown, named twice, or cannot be trained.
+            UserError: a task is unknown, is named twice, or has no training data.
         """
         tasks = [find_task(name, self.tasks, self.name) for name in names or self.default_protocol.tasks]
         for number, task in enumerate(tasks):
@@ -75,7 +75,7 @@ class Glue(PublishedTasks):
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline, LazyFormer's Table 1 and, if the grid has no other tasks, PAR's Table 4."""
+        """Return the baseline, LazyFormer's Table 1 and, if the grid has only tasks from it, PAR's Table 4."""
         rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
             rows += paper_numbers.PAR_ROWS
@@ -98,18 +98,18 @@ class Glue(PublishedTasks):
         )
         if self._is_pars(results):
             yield (
-                "The last rows are quoted from PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
-                "DistilBERT's are from its own paper."
+                "The last rows are quoted from PAR Transformer, arXiv 2009.04534, Table 4, and are medians of five "
+                "runs; DistilBERT's scores are from its own paper."
             )
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write submission files for all tasks of the runs, with the index and prediction of each test row.
+        """Write submission files for all tasks of the runs; they contain each test row's index and prediction.
 
         Raises:
-            UserError: a task's data, a checkpoint, head, tokenizer or test file is missing, or the dictionaries of
-                model and data differ.
+            UserError: a task's data, a checkpoint, a head, a tokenizer or a test file is missing, or the dictionaries
+                of model and data differ.
         """
         lines = []
         chosen = [find_task(name).name for name in wanted.tasks]
@@ -147,7 +147,7 @@ def prepare_tasks(
     table: Mapping[str, TaskDescription] = TASKS,
     what: str = Glue.name,
 ) -> list[PreparedTask]:
-    """Prepare tasks in OUT/tasks: the requested tasks or, by default, all with a folder in the data.
+    """Prepare tasks in OUT/tasks: the requested ones or, by default, all tasks that have a folder in --data.
 
     Tasks that have already been prepared are reused.
 
@@ -318,7 +318,7 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
 
 
 def remarks(prepared: PreparedTask) -> list[str]:
-    """Return notes for the user on missing files, skipped rows and files with an unofficial number of rows."""
+    """Return notes for the user on missing files, skipped rows, and row counts that differ from the official ones."""
     task = prepared.task
     manifest = prepared.manifest
     lines = [f"{manifest['data']}/{file} does not exist" for file in manifest["missing_files"]]
@@ -329,7 +329,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
         if official not in (0, counts["rows"]):
             lines.append(
                 f"{file} ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
-                f"has {official:,}; is the file truncated or a different version?"
+                f"has {official:,}; is the file truncated, or is it a different version?"
             )
     return lines
 
@@ -373,8 +373,8 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
     head = heads_in_checkpoint(state["model"]).get(task.head_name)
     if head is None or head.outputs != task.num_classes:
         raise UserError(
-            f"{checkpoint} has no classification head {task.head_name!r} for {task.name}; use a checkpoint fine-tuned "
-            "on it"
+            f"{checkpoint} has no classification head {task.head_name!r} for {task.name}; use a checkpoint that was "
+            "fine-tuned on this task"
         )
     if PreparedTask.is_at(data):
         tokenizer_folder = PreparedTask.load(data).tokenizer_folder

@@ -47,9 +47,9 @@ SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 def baseline_of(file: SquadFile) -> dict[str, float]:
     """Return exact match and F1, as fractions, of a baseline that answers with one sentence of the context.
 
-    The baseline picks the sentence that shares the most words with the question, weighted by inverse frequency. It
-    follows the sliding-window baseline of Richardson et al. (2013), which SQuAD's authors also use (Rajpurkar et al.,
-    2016, section 5.1).
+    The baseline picks the sentence that shares the most words with the question, and weights rare words more heavily.
+    It follows the sliding-window baseline of Richardson et al. (2013), which SQuAD's authors also use (Rajpurkar et
+    al., 2016, section 5.1).
     """
 
     def words(text: str) -> set[str]:
@@ -81,7 +81,7 @@ SQUAD = SimpleNamespace(  # implements finetuning.results.ScoredTask
 
 
 class Squad(Benchmark):
-    """The SQuAD benchmark; its windows are ten times as long as GLUE's rows, so shorter runs are worth resuming."""
+    """The SQuAD benchmark; its windows are ten times as long as GLUE's rows, so runs with fewer rows are resumable."""
 
     name = "SQuAD"
     key = "squad"
@@ -150,7 +150,7 @@ class Squad(Benchmark):
         )
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of answering with a sentence of the context."""
+        """Return the metrics of a baseline that answers with a sentence from the context."""
         return baseline_of(run.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
@@ -161,16 +161,16 @@ class Squad(Benchmark):
     def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002
         """Yield short notes that help the reader compare the scores with other work."""
         yield (
-            "Each score is the median over seeds at the learning rate with the best F1. F1 and exact match follow the "
-            "official evaluation of version 1.1, times 100."
+            "Each score is the median over seeds at the learning rate with the best F1. F1 and exact match are "
+            "computed as in the official evaluation of version 1.1, and multiplied by 100."
         )
         yield (
-            "Rows marked (paper) are quoted from PAR, arXiv 2009.04534, Table 4, which has only F1: medians of five "
-            "runs on the official development set. They were not measured here."
+            "Rows marked (paper) are quoted from PAR, arXiv 2009.04534, Table 4, which reports only the median F1 of "
+            "five runs on the official development set. They were not measured here."
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
+        """Write predictions.json for the official evaluation, and nbest_predictions.json with probabilities.
 
         Args:
             runs: the SQuAD run, or a checkpoint.
@@ -206,7 +206,7 @@ class Squad(Benchmark):
         texts = {}
         n_best = {}
         for question, found in zip(read.questions, answers, strict=True):
-            texts[question.id] = ""  # kept if the context contains no tokens
+            texts[question.id] = ""  # stays empty if the context contains no tokens
             if found:
                 texts[question.id] = found[0].text
             n_best[question.id] = [{name: getattr(answer, name) for name in FIELDS} for answer in found]
@@ -248,7 +248,7 @@ def load_squad_model(
         max_question_length=task.get("max_question_tokens") or USUAL.max_question_length,
     )
     objective = SpansObjective(
-        read=PreparedSquad(checkpoint.parent, {}).read,  # never called, since the answers are for a different file
+        read=PreparedSquad(checkpoint.parent, {}).read,  # never called, because the questions are in a different file
         tokenizer_folder=folder,
         task_settings={},
         head_name=name,

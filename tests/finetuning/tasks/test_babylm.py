@@ -118,7 +118,9 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
 
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
-    assert f"{toy_babylm} contains no training file of BabyLM-BoolQ; pass" in refusal(*words, "--tasks", "boolq")
+    assert f"{toy_babylm} contains no training file for BabyLM-BoolQ; with --data" in refusal(
+        *words, "--tasks", "boolq"
+    )
     assert "'STS-B' is not a BabyLM task; choose from BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
     assert "--protocol par: for BabyLM it must be one of babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()

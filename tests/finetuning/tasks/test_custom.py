@@ -77,7 +77,7 @@ def moods(tmp_path_factory) -> Path:
         write(folder / "moods" / f"{name}.tsv", ("text", "label"), *rows)
     options = "--lrs 1e-2 --seeds 1 --epochs 12 --batch-size 8 --gpus none --workers 1".split()
     said = invoke("finetune", f"m={START}", "--data", folder / "moods", "--output", folder / "out", *options)
-    assert "moods: 3 classes, calm, glad, sad; accuracy selects epoch and learning rate" in said
+    assert "moods: 3 classes (calm, glad, sad); accuracy selects epoch and learning rate" in said
     assert "macro_f1" in said and f"to use the model: lazyformer predict {folder / 'out'} texts.tsv" in said
     assert (folder / "out" / "report" / "moods.md").is_file()
     return folder
@@ -238,7 +238,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         (GOOD, GOOD, "--task squad --dev-share 0.1", "--dev-share: does not apply to SQuAD"),
         (GOOD, GOOD, "--metric spearman", "--metric spearman: for two classes the metric must be one of accuracy"),
         (GOOD, GOOD, "--text 3 --label 2", "there is no column '3', '2'; the columns are 'text', 'label'"),
-        (GOOD, GOOD, "--text text --label text", "column 'text' is selected twice, for texts or labels"),
+        (GOOD, GOOD, "--text text --label text", "column 'text' is selected twice; use different columns"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' looks like a placeholder for"),
@@ -370,17 +370,17 @@ def test_any_other_word_is_a_class_as_it_is_written(other):
 @pytest.mark.parametrize(
     ("words", "options", "classes", "said"),
     [
-        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (for regression, set --label-type scores); accuracy"),
-        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (for regression"),
-        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (for regression"),
+        (("0.0", "1.0"), {}, ("0", "1"), "2 classes (0, 1); for regression, set --label-type scores; accuracy"),
+        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes (0, 1, 2, 10); for regression"),
+        (("007", "7"), {}, ("007", "7"), "2 classes (007, 7); for regression"),
         (
             ("0.0", "0.5"),
             {},
             None,
-            "targets with mean 0.25, standard deviation 0.25 (for classes, set --label-type classes); spearman",
+            "targets with mean 0.25 and standard deviation 0.25; for classes, set --label-type classes; spearman",
         ),
-        (("0.0", "0.5"), {"label_type": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (for regression"),
-        (("0.0", "1.0"), {"label_type": "scores"}, None, "targets with mean 0.5, standard deviation 0.5"),
+        (("0.0", "0.5"), {"label_type": "classes"}, ("0", "0.5"), "2 classes (0, 0.5); for regression"),
+        (("0.0", "1.0"), {"label_type": "scores"}, None, "targets with mean 0.5 and standard deviation 0.5"),
     ],
 )
 def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, words, options, classes, said):
@@ -467,7 +467,7 @@ def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path)
     for ending in ("tsv", "csv", "jsonl"):
         said = invoke("predict", folder / "out", write(tmp_path / f"long.{ending}", ("text",), *rows))
         line = 2 if ending == "jsonl" else 3
-        assert f"{CUT.format('2 of 4', ' are', 'the model')}, first in line {line}" in said.splitlines(), said
+        assert f"{CUT.format('2 of 4', ' are', 'the model')}; the first is in line {line}" in said.splitlines(), said
     assert "longer" not in invoke("predict", folder / "out", write(tmp_path / "short.tsv", ("text",), ("anna",)))
 
     (run,) = (folder / "out").rglob("result.json")
@@ -498,7 +498,7 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
     said = invoke("predict", run_of_moods, file)
     assert not left.exists(), "a killed one's rest"
     line = 2 if ending == "jsonl" else 3
-    assert f"3 of 5 rows have no text and received no prediction, the first in line {line}\n" in said
+    assert f"3 of 5 rows have no text and received no prediction; the first is in line {line}\n" in said
     assert "scores against the file's labels in 2 of the rows: accuracy" in said
     text = (tmp_path / f"gaps.predictions.{ending}").read_text()
     if ending == "jsonl":
@@ -556,10 +556,10 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
     file.write_text("".join(f"{json.dumps(each)}\n" for each in objects))
     said = invoke("predict", run_of_moods, file)
     assert (
-        "3 of 6 rows have no text and received no prediction, the first in line 1; some rows lack 'text' and have"
+        "3 of 6 rows have no text and received no prediction; the first is in line 1; some rows lack 'text' but have"
         in said
     )
-    assert "and have 'id', 'txt'; is a name misspelled?" in said
+    assert "but have 'id', 'txt'; is a name misspelled?" in said
     assert "scores against the file's labels in 2 of the rows: accuracy" in said, (
         "the label, which the first object lacks"
     )
@@ -570,7 +570,7 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
         assert next(csv.reader(written)) == ["id", "text", "label", "txt", "prediction", "probability"]
     for content, words in (
         ('{"text": ["a", "b"]}\n', "line 1: the field 'text' is a list"),
-        ('{"text": ""}\n{"txt": "a"}\n', "contains no text; some rows lack 'text' and have 'txt'"),
+        ('{"text": ""}\n{"txt": "a"}\n', "contains no text; some rows lack 'text' but have 'txt'"),
     ):
         file.write_text(content)
         assert words in refusal("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
@@ -603,12 +603,12 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
             [("premise", "hypothesis"), ("a", "b")],
             "the model was trained on moods, which consists of single texts",
         ),
-        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: there is already a field 'prediction'"),
+        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: the field name 'prediction' is reserved"),
     ):
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
     Path("late.jsonl").write_text('{"text": "a"}\n{"text": "b", "probability": 1}\n')
-    assert "late.jsonl, line 2: there is already a field 'probability'" in refusal(
+    assert "late.jsonl, line 2: the field name 'probability' is reserved" in refusal(
         "predict", run_of_moods, "late.jsonl"
     )
     assert "there is no column '1'; the columns are 'text'" in refusal(

@@ -25,7 +25,7 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
 
     Args:
         settings: the benchmark's settings.
-        heads: N and D.
+        heads: N, the number of heads, and D, the size of each head.
 
     Returns:
         A Markdown table, followed by a warning if the machine was noisy, and a flag that is False if Ctrl-C stopped the

@@ -37,11 +37,11 @@ def bench() -> None:
     help="Folder for the results; it must be empty or not exist yet.",
 )
 def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
-    r"""Compare models with fairseq's roberta_base, Hugging Face's BertModel and our fastest bert_base.
+    r"""Compare models with fairseq's roberta_base, Hugging Face's BertModel and our bert_base on its fastest back end.
 
-    For each length, precision and workload, all models run once per round, in random order. The command prints tables
-    and writes results.md, results.json and plots like LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops the benchmark and
-    keeps the results so far. docs/performance.md explains the columns.
+    For each length, precision and workload, all models run once per round, in random order. The command prints tables,
+    and writes results.md, results.json and plots in the style of LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops the
+    benchmark and keeps the results so far. docs/performance.md explains the columns.
 
     \b
     lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --budget 30min
@@ -63,10 +63,11 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 @bench.command()
 @with_options_from(AttentionSettings)
 def attention(settings: AttentionSettings) -> None:
-    r"""Measure attention sublayers, forward and backward, for each pattern and back end.
+    r"""Measure the forward and backward pass of attention sublayers for each pattern and back end.
 
-    The measurements are interleaved with a plain s on torch's fused attention. The command prints each sublayer's time
-    in milliseconds and peak memory. Ctrl-C stops the benchmark and keeps the results so far.
+    The measurements are interleaved with measurements of a plain s that uses torch's fused attention. The command
+    prints each sublayer's time in milliseconds and its peak memory. Ctrl-C stops the benchmark and keeps the results so
+    far.
 
     \b
     lazyformer bench attention --patterns 's[window=256],s[window=256,global=1]' --lengths 1024,4096

@@ -1,4 +1,7 @@
-"""A common interface for benchmarked models, all randomly initialized: ours, fairseq's RoBERTa, Hugging Face's BERT."""
+"""A common interface for the benchmarked models: ours, fairseq's RoBERTa and Hugging Face's BERT.
+
+All of them are randomly initialized.
+"""
 
 import argparse
 import itertools
@@ -241,7 +244,7 @@ class OnBackEnd:
 
 
 def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """Build all encoders and their baselines on the device and in the precision; print which models are skipped."""
+    """Build all encoders and their baselines in the given precision; print which models are skipped."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
     layers = sum(DISTRIBUTION in planned.kind.hands_on for planned in plan(row.sublayer_pattern))
@@ -304,7 +307,7 @@ def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
 
 
 def predicted_words(time: int) -> int:
-    """Return the number of masked tokens per sequence: 15%, but at least one."""
+    """Return the number of masked tokens per sequence, which is 15% of the tokens, and always at least one."""
     return max(1, round(MASKED_SHARE * time))
 
 

@@ -21,17 +21,17 @@ EXPLAINED = {
     models.FAIRSEQ: "fairseq's RobertaModel with the arch roberta_base, as shipped: dropout and attention dropout 0.1",
     models.HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its "
     "masked-LM head receives only the masked positions",
-    models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on the fastest back end for "
-    "this cell, which is named there",
+    models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on its fastest back end, "
+    "which is named at the end of each entry",
     models.REGISTERED: "the unmodified --baseline-arch: bert_base with attention dropout 0.1, like LazyFormer's BERT",
-    models.TRANSFORMER_XL: "transformer_xl_base; transformer_xl_tiny if all archs end in _tiny",
+    models.TRANSFORMER_XL: "transformer_xl_base, or transformer_xl_tiny if all archs end in _tiny",
 }
 LEGEND = """\
-Times are medians with quartiles in brackets, or with the number of rounds, n, if there was only time for a few. "x
-NAME" is the speed-up over NAME, computed from the medians; the brackets contain the quartiles of the per-round ratios,
-and "limit" is the speed-up expected from FLOPs alone. FLOPs exclude what a back end recomputes. "of peak" is the
-fraction of the FLOP/s of the fastest matmul in the same rounds. MB (10^6 bytes) is the memory for weights, optimizer
-state and the peak of a call."""
+Times are medians, followed in parentheses by the quartiles or, with fewer than three rounds, by the number of rounds,
+n. "x NAME" is the speed-up over NAME, computed from the medians and followed in parentheses by the quartiles of the
+per-round ratios; "limit" is the speed-up expected from FLOPs alone. FLOPs exclude what a back end recomputes. "of peak"
+is the model's FLOP/s as a percentage of the FLOP/s of the fastest matmul in the same rounds. MB (10^6 bytes) is the
+memory of the weights and the optimizer state plus the peak memory of a call."""
 
 
 def page(results: Mapping[str, Any]) -> list[Block]:

@@ -30,7 +30,7 @@ from lazyformer_fairseq.storage.json_files import write_json
 SHARE_TO_TRY = 0.5  # fraction of a cell's budget after which models that have not run yet are skipped
 LEAST_TO_TRY = 5.0  # seconds
 Build = Callable[[BenchSettings, str], list[models.OnBackEnd]]
-FREQUENT = 19_997  # lower ids are in the adaptive softmax's first band, the only one in the FLOPs
+FREQUENT = 19_997  # lower ids are in the adaptive softmax's first band, the only band that the FLOPs include
 
 
 def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> str:
@@ -58,7 +58,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
 
 @dataclass(frozen=True)
 class Cell:
-    """The conditions of one set of measurements: a workload and a precision (keys of tables), length and batch size."""
+    """The conditions of a set of measurements; `workload` and `precision` are keys of WORKLOADS and PRECISIONS."""
 
     workload: str
     precision: str
@@ -123,7 +123,7 @@ class _Bench:
     def _cells(self, precision: str) -> Iterator[Cell]:
         workloads = (
             self.settings.workloads if self.settings.encoders else ()
-        )  # without encoders only baselines would run
+        )  # without encoders, only baselines would run
         for length, workload in itertools.product(self.settings.lengths, workloads):
             batch = max(1, self.settings.tokens // length)
             if workload == "inference" and batch > 1:

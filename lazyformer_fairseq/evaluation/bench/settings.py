@@ -110,8 +110,8 @@ class BenchSettings:
     )
     workloads: tuple[str, ...] = option(
         ("training", "encoder", "inference"),
-        "Workloads: a training update, the encoder's forward and backward pass, and inference at batch size 1 and with "
-        "--tokens.",
+        "Workloads: a training update (training), the encoder's forward and backward pass (encoder), and the encoder's "
+        "forward pass, both with one sequence and with --tokens per batch (inference).",
         "--what",
         choices=("training", "encoder", "inference"),
     )

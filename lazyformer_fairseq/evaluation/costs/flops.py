@@ -1,6 +1,6 @@
 """Parameter and FLOP counts of a pattern for given sizes, from modules that are built on torch's meta device.
 
-On this device weights have shapes but no memory, and nothing is computed. The counts are therefore taken from the
+On this device, weights have shapes but no memory, and nothing is computed. The counts are therefore taken from the
 modules themselves: their parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see
 in the forward pass. Each sublayer is counted once per settings and sizes, and a pattern's count is the sum over its
 sublayers, because searches and tables need the counts of thousands of patterns.
@@ -44,7 +44,7 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes, EncoderSizes,
 
 aten = torch.ops.aten
 META = torch.device("meta")
-_CACHE_SIZE = 2**14  # number of cached results, one per sublayer, sizes and length
+_CACHE_SIZE = 2**14  # number of cached results, one per combination of sublayer, sizes and length
 
 
 @lru_cache(_CACHE_SIZE)
@@ -109,9 +109,10 @@ def count_flops(
         memory: M, the number of remembered positions before the sequence, for causal models only. Their keys and values
             are projected again.
         batch: the number of sequences.
-        predicted: the number of tokens per sequence that the head predicts; all by default. An encoder's topmost
-            feed-forwards are computed for these tokens only. With 0, the features of all tokens are computed without a
-            head. Only the first band of an adaptive softmax is counted, because the other bands depend on the words.
+        predicted: the number of tokens per sequence that the head predicts; all by default. The feed-forward sublayers
+            at the top of an encoder are computed for these tokens only. With 0, the features of all tokens are computed
+            without a head. Only the first band of an adaptive softmax is counted, because the words determine which of
+            the other bands are computed.
 
     Raises:
         UserError: the pattern cannot be parsed or built, or does not accept inputs of this length.
@@ -150,15 +151,15 @@ def flops_by_operator(
 ) -> Counter[Any]:
     """Return the FLOPs of one sublayer by torch operator.
 
-    If the plan does not specify the producer that the sublayer reads from, the first kind of sublayer that provides its
-    inputs is used, without settings.
+    If the plan does not specify the producer that the sublayer reads from, the first kind of sublayer that can be its
+    producer is used, without settings.
     """
     return _Pass(sizes, time, memory, batch).count(planned)
 
 
 @lru_cache(_CACHE_SIZE)
 def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[AttentionCall, ...]:
-    """Return a sublayer's attention calls as seen by back ends, without terms that the network adds to all scores."""
+    """Return a sublayer's attention calls as back ends see them, without terms that the network adds to all scores."""
     found: list[AttentionCall] = []
 
     def record(given: AttentionInputs) -> str:

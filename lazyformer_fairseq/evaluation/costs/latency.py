@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Optional, TypeVar, cast
 
-# The profiler logs its start and stop to standard error. It reads this variable on first use.
+# By default, the profiler logs its start and stop to standard error. It reads this variable on first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import numpy as np
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 Callables = Mapping[str, Callable[[], object]]
 Condition = TypeVar("Condition")
 WARM_UP = 3
-GRACE = 15.0  # seconds that a budget may be exceeded by
+GRACE = 15.0  # seconds by which a budget may be exceeded
 MATRIX_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 SLOW_SIZES = (128, 256)  # a matmul of size 2048 takes minutes on CPUs without fp16 instructions
 
@@ -72,13 +72,13 @@ def measure(
     """Time every callable once per round, in a new random order for each round.
 
     Args:
-        callables: the functions to call, by name. Gradients are enabled or disabled by the caller.
+        callables: the functions to call, by name. The caller decides whether gradients are enabled.
         rounds: the number of samples per callable.
         warm_up: the number of additional rounds at the start, which are discarded.
         device: the device; a GPU is synchronized before and after each call.
         seed: the seed for the order of the callables.
         description: the label of the progress bar.
-        seconds: the time after which no new round begins, although at least one is kept; None for no limit.
+        seconds: the time limit, after which no new round begins; at least one round is measured. None for no limit.
     """
     begin = time.perf_counter()
     chance = random.Random(seed)
@@ -137,7 +137,7 @@ def measure_interleaved(
     rounds: int,
     budget: Optional[float] = None,
 ) -> Iterator[tuple[Condition, dict[str, Timing]]]:
-    """Measure each condition in order, splitting the remaining budget equally between conditions.
+    """Measure the conditions in order, splitting the remaining budget equally among the remaining conditions.
 
     After Ctrl-C, SIGTERM or a GPU error, the measurements end early. If this happens during the first condition, the
     exception is raised again.
@@ -147,8 +147,8 @@ def measure_interleaved(
         make_callables: a function that returns the callables to compare under a condition.
         device: the device that they run on.
         rounds: the number of samples per callable.
-        budget: the time limit in seconds. One round of each callable always runs if it ends within :data:`GRACE`. None
-            for no limit.
+        budget: the time limit in seconds; None for no limit. One round of each callable runs even if it exceeds the
+            limit, but by no more than :data:`GRACE` seconds.
 
     Raises:
         UserError: there was not enough time for one round of the first condition.
@@ -196,7 +196,7 @@ def run_once(callables: Callables, device: str, seconds: Optional[float] = None)
     Args:
         callables: the functions to call, by name.
         device: the device that they run on.
-        seconds: the time after which no more callables are tried, except the first; None for no limit.
+        seconds: the time limit, after which no further callables are tried once one has run; None for no limit.
     """
     found = RunnableCallables({}, {}, {})
     began = time.perf_counter()
@@ -225,11 +225,11 @@ def error_summary(error: Exception) -> str:
 
 
 def peak_memory(call: Callable[[], object], device: torch.device | str) -> int:
-    """Return the peak tensor memory during a call, in bytes, in excess of the memory before the call.
+    """Return the peak tensor memory during a call, in bytes, minus the tensor memory before the call.
 
-    The result is deterministic. On a GPU, it comes from torch's allocator. On a CPU, it is the running sum of all
-    allocations and releases by torch's allocator, as recorded by the profiler. Neither includes the scratch memory of
-    libraries such as MKL, cuBLAS and oneDNN.
+    The result is deterministic. On a GPU, torch's allocator reports it. On a CPU, it is the maximum of the running sum
+    of all allocations and releases by torch's allocator, as recorded by the profiler. Neither includes the scratch
+    memory of libraries such as MKL, cuBLAS and oneDNN.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -258,7 +258,7 @@ def peak_memory(call: Callable[[], object], device: torch.device | str) -> int:
 
 
 def square_matmuls(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    """Return square matmuls, one per size and library used by models, to measure alongside the models."""
+    """Return square matmuls to measure alongside the models: one for each size and each library that models use."""
     device_type = torch.device(device).type
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
     if (device_type, dtype) == ("cpu", torch.float32) and has_onednn():
@@ -311,7 +311,7 @@ def measure_sublayers(
 
     Args:
         network: the network used to build the sublayers and their shared context; its own sublayers do not run.
-        sublayers: the planned sublayers by name. Sublayers with consumers also store the state that these would read.
+        sublayers: the planned sublayers by name. Sublayers with consumers also store the state that consumers read.
         time: T, the number of input tokens.
         memory: M, the number of remembered positions; for a CausalDecoder only.
         how: `rounds`, `warm_up` and `seed`; see :func:`measure`.

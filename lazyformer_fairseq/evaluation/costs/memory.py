@@ -1,4 +1,4 @@
-"""The memory of a training update, measured by running an update on fake tensors, which contain no data.
+"""The memory use of a training update, measured by running an update on fake tensors, which contain no data.
 
 A fake tensor has a shape, a dtype and a storage of known size, so a model of any size can be measured in seconds on any
 machine. torch's MemTracker does the same, but it overcounts if one backward pass runs another, as in reversible layers,
@@ -64,11 +64,12 @@ class UpdateMemory:
 
     Attributes:
         weights: the weights, in the model's precision.
-        gradients: the gradients of all weights in the same precision, and the copy exchanged between processes.
-        optimizer: two moments per weight for Adam and LAMB, or one per weight for matrices updated by Muon; in half
-            precision also fp32 copies of the weights and their gradients.
+        gradients: the gradients of all weights, in the model's precision, and the copies of them that the processes
+            exchange.
+        optimizer: the moments, of which Adam and LAMB keep two per weight, and Muon keeps one per weight of a matrix;
+            in half precision, also fp32 copies of the weights and gradients.
         carried: the stream states carried from one update to the next.
-        activations: everything else that exists at the update's peak.
+        activations: everything else that exists when the update's memory use peaks.
         peak: the update's peak memory.
     """
 
@@ -138,7 +139,7 @@ def measure_update_memory(
                 _run_backward(_loss(model, batch, vocab_size, memory))
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise UserError(
-                f"the memory of {options.sublayer_pattern} cannot be determined without running it: {error}"
+                f"the memory use of {options.sublayer_pattern} cannot be determined without running the model: {error}"
             ) from error
 
     here = 1 - elsewhere / parameters  # fraction of weights, gradients and moments in this process
@@ -242,8 +243,8 @@ def _run_backward(loss: Tensor) -> None:
 class _GpuKernels(TorchFunctionMode):
     """Dropout and attention on CPU tensors with the memory use of a GPU.
 
-    On a GPU, dropout saves a boolean mask, while on a CPU it saves the factors that it multiplied by. On a GPU,
-    attention is fused even with dropout or if terms added to the scores need gradients; a CPU would then store the
+    On a GPU, dropout saves a boolean mask; on a CPU, it saves the factors that it multiplied by. On a GPU, attention is
+    fused even if dropout is used or terms added to the scores need gradients; in these cases, a CPU would store the
     distribution.
     """
 

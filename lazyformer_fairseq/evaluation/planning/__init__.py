@@ -5,5 +5,5 @@
 PAPER_TERAFLOPS = 21.4
 
 V100_BYTES = 16 * 10**9  # memory of the paper's GPUs, assumed if there is no GPU
-NO_GPU = "found no GPU with known memory: planning for GPUs with 16 GB, as in the paper; pass --gpus 8x80GB for others"
+NO_GPU = "found no GPU with known memory: planning for GPUs with 16 GB, as in the paper; use --gpus to plan for others"
 ON_PROCESSOR = 4  # maximum batch size on a CPU; larger batches need more memory but are not faster

@@ -31,7 +31,8 @@ class Planning:
         None,
         "Precision of weights and activations.",
         choices=("fp32", "fp16", "bf16"),
-        shown="this machine's; fp16 with SIZE or without a GPU; on a CPU the same as `lazyformer pretrain`",
+        shown="on GPUs, bf16 if this machine's GPUs support it and --gpus sets no SIZE, otherwise fp16; on a CPU, the "
+        "same as `lazyformer pretrain`",
     )
     attention_backend: Optional[str] = option(None, "Attention back end.", shown="ARCH's, otherwise auto")
     time: Optional[int] = option(
@@ -47,25 +48,26 @@ class Planning:
         "Number of sequences per update.",
         "--sequences-per-update",
         low=1,
-        shown="ARCH's, 256",
+        shown="ARCH's; 256 for encoders",
     )
     max_update: Optional[int] = option(
         None,
         "Number of updates.",
         low=1,
         high=10**9,
-        shown="ARCH's, 1000000; 40000 for language models",
+        shown="ARCH's; 1000000 for encoders, 40000 for most language models",
     )
     optimizer: Optional[str] = option(
         None,
-        "Optimizer: muon keeps one moment per matrix weight; all others keep two moments per weight.",
+        "Name of the optimizer. muon keeps one moment for each weight of a matrix; all others keep two moments per "
+        "weight.",
         metavar="NAME",
-        shown="ARCH's, Adam or LAMB",
+        shown="ARCH's, which is Adam or LAMB",
     )
     data: Optional[str] = option(
         None,
-        "Folder of binarized data, or several as a:b:c, to read the vocabulary and the size on disk from.",
-        shown="32768 symbols; for causal archs the vocabulary of their text",
+        "Folder of binarized data, or several as a:b:c, from which to read the vocabulary size and the size on disk.",
+        shown="32768 symbols; for causal archs, the vocabulary of their training text",
     )
     teraflops: Optional[float] = option(
         None,
@@ -73,7 +75,7 @@ class Planning:
         low=0,
         high=10**5,
         is_open=True,
-        shown=f"{PAPER_TERAFLOPS}, like the paper's BERT on a V100; on a CPU the measured matmul speed",
+        shown=f"{PAPER_TERAFLOPS}, like the paper's BERT on a V100; on a CPU, the measured matmul speed",
     )
     json: bool = option(False, "Print memory (bytes), FLOPs and hours as JSON.")
 
@@ -123,7 +125,7 @@ def plan(archs: tuple[str, ...], asked: Planning) -> None:
 
 
 def _place(archs: Sequence[str], asked: Planning) -> Any:
-    """Return the machine to plan for: this machine with the options' overrides."""
+    """Return the machine to plan for, which is this machine unless the options override its properties."""
     from lazyformer_fairseq.evaluation.planning.fit import Hardware
 
     there = count_gpus()

@@ -126,7 +126,7 @@ def fit(job: Job, place: Hardware, back_end: str = AUTO) -> Fit:
 
 
 def measure_on(job: Job, place: Hardware, back_end: str, share: int, batch: int) -> UpdateMemory:
-    """Measure a process's memory. With ``auto``, return the maximum over the back ends that it may select."""
+    """Measure a process's memory. For ``auto``, return the maximum over the back ends that ``auto`` may select."""
     name = back_end
     if back_end == AUTO:
         number = PRECISIONS[place.precision].itemsize
@@ -193,7 +193,7 @@ class Plan:
     Attributes:
         job: the run.
         place: the machine.
-        fits: the fits for a back end that stores distributions, one that does not, and the chosen one.
+        fits: the fits for a back end that stores distributions, for one that does not, and for the chosen back end.
         chosen: the fit for the back end that the run uses.
         teraflops: the training speed per GPU in TFLOP/s.
         speed_source: the source of the speed, in words; empty if the user specified it.
@@ -259,7 +259,7 @@ def make_plan(
 
 @cache
 def default_speed(device: str, precision: str) -> tuple[float, str]:
-    """Return a typical training speed in TFLOP/s and its source in words; on CPUs it is measured for about a second."""
+    """Return a typical training speed in TFLOP/s, and its source in words; on a CPU, measuring it takes a second."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", like the paper's BERT on a V100"
     matmuls = square_matmuls("cpu", PRECISIONS[precision])
@@ -323,7 +323,7 @@ def _sentences(plan: Plan) -> list[str]:
     if chosen.batch:
         back_end = chosen.back_end
         if back_end == AUTO:
-            back_end = "the back end with the highest memory use that auto may select"
+            back_end = "the most memory-intensive back end that auto may select"
         units = f"{place.unit}s" if place.processes > 1 else place.unit
         update = (
             f"One update is {place.processes} {units} x {chosen.batch} {sequences} "
@@ -355,7 +355,7 @@ def _sentences(plan: Plan) -> list[str]:
     gaps = "gaps between tensors"
     if place.device == "cuda":
         gaps = "CUDA and gaps between tensors"
-    memory = f"Memory was measured with fake tensors; {1 - USABLE:.0%} of it is reserved for {gaps}."
+    memory = f"Memory use was measured with fake tensors; {1 - USABLE:.0%} of the available memory is left for {gaps}."
     words = [update, training, disk, memory]
     if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
         words.append(f"{chosen.back_end} requires compute capability 8.0, which a V100 or T4 does not have.")

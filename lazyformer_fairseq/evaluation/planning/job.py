@@ -1,4 +1,4 @@
-"""Description of a run, from the name of an arch or a YAML file, with everything that the cost formulas need."""
+"""Description of a run, with everything that the cost formulas need, from the name of an arch or from a YAML file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ class Job:
 
     @property
     def computed(self) -> int:
-        """The number of tokens per sequence that the network computes."""
+        """The number of tokens per sequence that the network processes."""
         return num_processed_tokens(self.task, self.time, round(self.masked * self.time))
 
     @property
@@ -325,7 +325,7 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
     from hydra import compose, initialize_config_dir  # takes a third of a second
 
     if path.suffix != ".yaml":
-        raise UserError(f"{path}: hydra only reads files with the suffix .yaml; rename it to {path.stem}.yaml")
+        raise UserError(f"{path}: hydra only reads files with the suffix .yaml; rename this file to {path.stem}.yaml")
     read_yaml(path, "pass a file with training settings")  # enforces limits, and its errors name the line
     # "++" also accepts settings that are not in the file but in fairseq's dataclasses.
     words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]
@@ -374,7 +374,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
-    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if there is none."""
+    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if it has none."""
     path = Path(data.split(":", maxsplit=1)[0]) / "dict.txt"
     if not path.is_file():
         return None

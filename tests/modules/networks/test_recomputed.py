@@ -172,7 +172,7 @@ def test_compiled_gradients_are_those_without(how):
 @pytest.mark.parametrize(
     ("pattern", "before", "message"),
     [("sf", False, "--reversible: a post-norm cannot be inverted; also set --encoder-normalize-before"),
-     ("s-f", True, "--reversible: - has no residual connection; remove it")],
+     ("s-f", True, "--reversible: - has no residual connection; remove this sublayer")],
 )  # fmt: skip
 def test_what_cannot_be_undone_is_refused(pattern, before, message):
     with pytest.raises(UserError, match=message):

@@ -98,8 +98,8 @@ class EpochBatches:
         batch_size: maximum number of samples per batch; fairseq's ``--batch-size``.
         max_tokens: maximum number of tokens per batch, including padding; ``--max-tokens``.
         seed: random seed, which together with the epoch determines the order of the batches; ``--seed``.
-        shuffle: whether to shuffle the batches, differently in each epoch. Set it to False for validation; every pass
-            then repeats the first epoch.
+        shuffle: whether to read the batches in a new random order in each epoch. Set it to False for validation; every
+            pass then repeats the first epoch.
         workers: number of worker processes that prefetch batches; ``--num-workers``.
         sample_range: indices of the samples to read; None for all.
 

@@ -1,8 +1,8 @@
 """The unigram loss: the loss of a model that predicts every token from token frequencies in the training text.
 
 Early in training, the loss stays near this value for a while. The frequencies are counted in the training text, and the
-loss is computed on the predicted tokens. It is therefore higher than the entropy of the predicted tokens, which is
-computed from the frequencies of these tokens themselves.
+loss is computed on the predicted tokens. The loss is therefore higher than the entropy of the predicted tokens, which
+is computed from their own frequencies.
 """
 
 import math

@@ -38,7 +38,7 @@ MISSING = re.compile(r"(?i:nan|<na>|null)|None")
 def class_name(word: str) -> str:
     """Return the class name for `word` in a label column; whole numbers are normalized to integers.
 
-    If a label in the column is missing, pandas writes the classes 0 and 1 as 0.0 and 1.0. numpy writes 1 as 1.000e+00.
+    If a label in the column is missing, pandas writes the classes 0 and 1 as 0.0 and 1.0. NumPy writes 1 as 1.000e+00.
     """
     if NUMBER.fullmatch(word):
         number = Decimal(word)
@@ -274,8 +274,8 @@ class Example:
 
     Attributes:
         texts: one or two texts.
-        target: class index or regression target; None if the file has no labels. It is the label as written if the
-            task's labels are not known yet; see :meth:`TaskDescription.target`.
+        target: class index or regression target; None if the file has no labels. If the task's labels are not known
+            yet, the target is the label as written; see :meth:`TaskDescription.target`.
         line: line number in the file, from 1.
     """
 
@@ -302,7 +302,7 @@ ODDITIES = {"short_lines": "with too few fields, skipped", "empty_lines": "with 
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
-    """Return the messages of :meth:`SplitFile.oddities`, given the line numbers of each type, as in a manifest."""
+    """Return the messages of :meth:`SplitFile.oddities`, given each type's line numbers, as in a manifest."""
     said = []
     for name, what in ODDITIES.items():
         numbers = lines.get(name)

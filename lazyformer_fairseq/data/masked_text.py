@@ -85,7 +85,7 @@ class PermutedTextOptions(MaskedTextOptions):
 
 MASKED = "full_sentences_masked_lm"
 PERMUTED = "masked_permuted_lm"
-# Option classes by fairseq-train's task name.
+# Option classes, by the task's name in fairseq-train.
 OPTIONS = {
     MASKED: MaskedTextOptions,
     PERMUTED: PermutedTextOptions,
@@ -447,6 +447,6 @@ class EpochShard(Dataset):
         return self.now[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "now":  # not set yet, as in a copy
+        if name == "now":  # not set yet, such as while a copy is made
             raise AttributeError(name)
         return getattr(self.now, name)

@@ -144,7 +144,7 @@ def prepare_squad(
     for path in files.values():
         if not path.is_file():
             raise UserError(
-                f"{path}: no such file; place SQuAD's official files, {' and '.join(SPLITS.values())}, in this folder"
+                f"{path}: no such file; place SQuAD's official files, {' and '.join(SPLITS.values())}, there"
             )
     wanted = {
         "format_version": PreparedSquad.FORMAT_VERSION,

@@ -36,8 +36,8 @@ def check_data(
             the first one.
         split: ``train``, ``valid``, ...
         dictionary: the dictionary that defines the ids.
-        verify: "quick" takes a few seconds for data of any size; "full" reads every id with a progress bar, and divides
-            the work among the processes of a run; "none" skips the check.
+        verify: "quick" takes a few seconds for data of any size; "full" reads every id, shows a progress bar, and
+            divides the work among the processes of a run; "none" skips the check.
         tokenizer: folder of the tokenizer, if any; it must have the same dictionary.
 
     Raises:
@@ -202,7 +202,7 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
 
 
 def data_folders(data: str) -> list[str]:
-    """Split ``a:b:c`` into folders, replacing each corpus by its shards in order.
+    """Split ``a:b:c`` into folders, replacing each corpus with its shards in order.
 
     Raises:
         UserError: a folder does not exist.

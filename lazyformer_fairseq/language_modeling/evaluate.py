@@ -1,9 +1,9 @@
 """Perplexity per word or bits per character over all tokens in a split (PAR Transformer, section 3).
 
-The result is defined with batch size 1: one stream reads the split from the start in segments of `tgt_len` tokens, with
+The result is defined for batch size 1: one stream reads the split from the start in segments of `tgt_len` tokens, with
 a memory of the `mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean
-is over all tokens in the split. (Transformer-XL's own code omits the first token. In WikiText-103's test
-split, that token is the end of an empty line, one of 245,569 tokens.)
+is over all tokens in the split. (Transformer-XL's own code omits the first token. In WikiText-103's test split,
+that token is one of 245,569, and it is the end of an empty line.)
 
 With a larger batch, each stream evaluates a part of the split. It first reads the text before its part without counting
 it, because with batch size 1 that text would be in memory: an attention sublayer looks back ceil(mem_len / tgt_len)

@@ -9,8 +9,8 @@ al., 2025); Wettig et al. (2022, arXiv 2202.08005) compare constant rates.
 
 FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2) fills blocks with whole sentences, across document
 boundaries. The input has fairseq-preprocess's format: each item is a sentence that ends with ``</s>``, and an item with
-only ``</s>`` is a document boundary. A block is a model input, ``<s> s1 </s> s2 </s> </s> s3 </s>``. The extra ``</s>``
-separates documents, so it never occurs at the start or end of a block.
+only ``</s>`` is a document boundary. A block is a model input, such as ``<s> s1 </s> s2 </s> </s> s3 </s>``. The
+extra ``</s>`` separates documents, so it never occurs at the start or end of a block.
 """
 
 from abc import abstractmethod
@@ -281,7 +281,7 @@ def apply_masking_rate(batch: dict[str, Any], share: float, pad: int) -> dict[st
     return changed
 
 
-# Keys of batches that depend on the update that reads them.
+# Keys whose values depend on the update that reads the batch.
 UPDATE_DEPENDENT_KEYS = {
     "mask_shares",
     "to_cut",

@@ -1,7 +1,7 @@
 """Model inputs for extractive question answering, and extraction of answers from the model's logits.
 
-An input consists of a question and as much of its context as fits, as ``<s> question </s></s> context </s>`` or in the
-tokenizer's own format for pairs. A longer context is covered by several windows with a stride of `stride` tokens
+An input consists of a question and as much of its context as fits, written ``<s> question </s></s> context </s>`` or in
+the tokenizer's own format for pairs. A longer context is covered by several windows with a stride of `stride` tokens
 (Devlin et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64 tokens).
 
 Two rules follow run_squad.py. If a window does not contain the whole answer, its targets are ``<s>``. Where windows
@@ -186,7 +186,7 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
 
 
 def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return windows that cover `length` tokens, as ranges (start, exclusive end).
+    """Return the windows that cover `length` tokens, as ranges (start, exclusive end).
 
     Args:
         length: number of tokens.

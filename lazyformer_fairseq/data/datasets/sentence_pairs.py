@@ -2,8 +2,8 @@
 
 The sampling follows Devlin et al., 2019, section 3.1 and appendix A.2; details not specified there follow
 ``create_pretraining_data.py`` of github.com/google-research/bert. The input has fairseq-preprocess's format: each item
-is a sentence that ends with ``</s>``, and an item with only ``</s>`` is a document boundary. These ``</s>`` are
-not part of the texts.
+is a sentence that ends with ``</s>``, and an item with only ``</s>`` is a document boundary. These ``</s>`` are not
+part of the texts.
 """
 
 from dataclasses import dataclass
@@ -212,8 +212,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
         has_token_types: whether batches include token types.
 
     Raises:
-        UserError: the items are not sentences of at least two documents, or `tokens_per_sample` is too small for a
-            pair.
+        UserError: the items are not sentences, there are fewer than two documents, or `tokens_per_sample` is too small
+            for a pair.
     """
 
     separators: int = 2
@@ -221,7 +221,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.room = self.tokens_per_sample - 2 - self.separators  # of text
+        self.room = self.tokens_per_sample - 2 - self.separators  # maximum number of text tokens per pair
         if self.room < 2:
             raise UserError(
                 f"tokens_per_sample is {self.tokens_per_sample}, but a pair consists of <s>, two texts and "

@@ -235,7 +235,7 @@ class TextTokenizer(ABC):
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
         """Encode ``<s> first </s>``, or a pair in the model's format, such as ``<s> first </s></s> second </s>``.
 
-        Callers truncate inputs that exceed the model's maximum length with :func:`cut_input` and report this with
+        Callers use :func:`cut_input` to truncate inputs that exceed the model's maximum length, and report this with
         :func:`truncation_message`.
         """
         bos, _, eos, *_ = self.special

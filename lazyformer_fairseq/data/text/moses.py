@@ -26,7 +26,7 @@ two reasons:
   text is an ordinary word.
 
 The rules are applied to the whole text if it contains nonprintable characters (control characters, which one of the
-rules deletes, and rare spaces), the marker for several periods, or very long gaps (in scripts such as Chinese,
+rules deletes, and rare spaces), the marker for several periods, or very long gaps (as in scripts such as Chinese,
 whose characters the rules treat as marks).
 """
 
@@ -212,7 +212,7 @@ def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
 
 
 def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
-    """Return the rule of handles_nonbreaking_prefixes.
+    """Return the rule that corresponds to sacremoses' ``handles_nonbreaking_prefixes``.
 
     It separates a final period from its word, except after abbreviations and in similar cases.
     """

@@ -57,7 +57,7 @@ class TextSettings:
     """
 
     character_coverage: float = 0.9999
-    """Fraction of the characters in the training text covered by the vocabulary; the rarest ones become ``<unk>``."""
+    """Fraction of the training text's characters that the vocabulary covers; the rarest ones become ``<unk>``."""
 
     byte_fallback: bool = False
     """Encode characters without a piece as UTF-8 bytes (256 pieces of the vocabulary) instead of as ``<unk>``.

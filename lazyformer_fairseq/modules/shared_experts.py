@@ -241,8 +241,8 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
     Args:
         group: the process group.
         size: the number of processes.
-        compute: computes the outputs of this process's experts from inputs sorted by expert and the number of inputs
-            per expert.
+        compute: a function that computes the outputs of this process's experts, given the inputs sorted by expert and
+            the number of inputs per expert.
         x_PC: this process's inputs, sorted by expert.
         counts_E: the number of inputs per expert.
     """

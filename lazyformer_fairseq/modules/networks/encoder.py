@@ -430,8 +430,8 @@ class Encoder(Stack):
         Args:
             tokens_BT: ids, or token embeddings (B, T, C).
             token_types_BT: the type of each token; None for type 0 everywhere.
-            positions: the tokens' positions, as an array (T,), or as a tensor (B, T), which the caller must check. By
-                default, the tokens' indices in the sequence.
+            positions: the tokens' positions, either as an array (T,) or as a tensor (B, T) whose values the caller must
+                check. By default, each token's index in its sequence.
 
         Raises:
             ValueError: If T or a position in an array exceeds `max_positions`.

@@ -28,8 +28,8 @@ class Unit(NamedTuple):
 
     Attributes:
         sublayers: the modules, from bottom to top.
-        past: a sequence with each sublayer's memory (B, M, C), or None for a sublayer that has none; None if no memory
-            is used.
+        past: one memory (B, M, C) per sublayer, where None stands for a sublayer without memory. If no memory is used
+            at all, `past` itself is None.
     """
 
     sublayers: Sequence[nn.Module]

@@ -304,8 +304,8 @@ def run_sublayers(
 
     Args:
         sublayers: the sublayers, from bottom to top.
-        past: a sequence with each sublayer's memory (B, M, C), or None for a sublayer that has none; None if no memory
-            is used.
+        past: one memory (B, M, C) per sublayer, where None stands for a sublayer without memory. If no memory is used
+            at all, `past` itself is None.
         x_BTC: the input of the first sublayer.
         shared: the context of the forward pass.
         return_all: whether to also return the input and the outputs of all sublayers.

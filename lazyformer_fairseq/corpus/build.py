@@ -1,4 +1,4 @@
-"""Corpus construction: plan the build, run its stages in a work folder, resume a stopped run, publish the result."""
+"""Plans the build of a corpus, runs its stages in a work folder, resumes a stopped run, and publishes the result."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
-WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # takes seconds to import, so the workers share it
+WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # takes seconds to import, so all workers share one import
 # No stage reads these settings before the words are stored. They may therefore be changed while a corpus is unfinished,
 # for example if the vocabulary turns out to be too large for the text.
 DECIDED_LATE = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
@@ -307,14 +307,14 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     shards = job.settings.shards or -(-total // GIGABYTE)
     if shards > len(units):
         raise UserError(
-            f"--shards {shards}: each shard needs at least one unit of work, and the input has only {len(units)}; use "
+            f"--shards {shards}: each shard needs at least one unit of work, but the input has only {len(units)}; use "
             "at most that many shards"
         )
     return replace(job, units=units, shards=shards)
 
 
 def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
-    """Remove everything that was built from an unfinished corpus's words if the settings of later stages changed."""
+    """Remove all that was built from an unfinished corpus's words if the settings of later stages have changed."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return

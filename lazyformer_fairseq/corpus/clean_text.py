@@ -208,7 +208,7 @@ ROOTS = r"(?:usr|etc|home|var|opt|bin|sbin|dev|tmp|lib|mnt|proc|sys|Users|Librar
 
 
 def _replaced_by(token: str) -> Callable[[re.Match], str]:
-    """Return a function that replaces a link and its angle brackets with ``token``, separated from adjacent letters."""
+    """Return a function that replaces a link and its angle brackets with ``token``, adding a space next to letters."""
 
     def replace(link: re.Match) -> str:
         found = link[0]
@@ -267,7 +267,7 @@ RULES = (*MARKUP, *BRACKETS, *LINKS)
 PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # fraction of a line's characters
 ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
-FEW = 5  # characters other than letters and spaces that even the shortest line may have, as in "No!"
+FEW = 5  # number of characters other than letters and spaces that any line may have, as in "No!"
 LETTER = re.compile(r"[^\W\d_]")
 TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
 # Deleting these bytes from UTF-8 text leaves only ASCII digits and punctuation; everything else counts as letters.
@@ -408,7 +408,7 @@ def replace_once(line: str, counts: Counter[str]) -> str:
 def divided(line: str, most: int) -> Iterator[str]:
     """Split a line into parts of at most ``most`` characters, after a sentence if possible or else at a space.
 
-    If there is neither, the rest of the line becomes one part.
+    If there is neither within the limit, the rest of the line becomes one part.
     """
     start = 0
     while len(line) - start > most:

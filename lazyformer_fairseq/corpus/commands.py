@@ -32,7 +32,7 @@ def _parse_output(_context: click.Context, _argument: click.Parameter, text: str
 @click.option(
     "--cased",
     is_flag=True,
-    help="Keep uppercase letters.  [default: convert to lowercase, as in the paper]",
+    help="Keep uppercase letters.  [default: convert to lowercase, as in the LazyFormer paper]",
 )
 @click.option(
     "--word-budget",

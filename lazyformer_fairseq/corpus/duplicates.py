@@ -32,7 +32,7 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multi
 
 @dataclass
 class Fingerprint(DocumentStep):
-    """The step that adds a ``fingerprint`` to a document's metadata: a hash of its letters and digits, in two halves.
+    """The step that adds a ``fingerprint`` to the metadata: a 128-bit hash of the text's letters and digits, in halves.
 
     With ``near_duplicates``, it also adds ``bands``, 18 64-bit integers (see :func:`bands`). The same text has the same
     fingerprint and bands on every machine; only the bands may differ between versions of rensa.
@@ -103,7 +103,7 @@ def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
 
 
 def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
-    """Return a pseudo-random number in [0, 1) for each document, which depends only on its text and the seed.
+    """Return, for each document, a pseudo-random number in [0, 1) that depends only on its text and the seed.
 
     Args:
         fingerprints: uint64 (documents, 2), or (2,) for a single document.

@@ -126,8 +126,8 @@ def _dropped(counts: Counter) -> dict[str, int]:
 def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
     """Merge the notes of all units.
 
-    The result contains the first examples per step, the first dropped names per reason, and the number of documents per
-    input file.
+    The result contains the first examples for each step, the names of the first documents dropped for each reason, and
+    the number of documents in each input file.
     """
     notes = TaskNotes()
     names: dict[str, list[str]] = defaultdict(list)
@@ -169,7 +169,7 @@ def _damaged_while_cut(job: Job) -> list[Path]:
 
 
 def bad_input_messages(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each kind of bad input that ``--bad-input skip`` skipped, with its count and an example."""
+    """Yield a message with a count and an example for each kind of bad input that ``--bad-input skip`` skipped."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
@@ -216,7 +216,7 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
 
 
 def _count_model_loss(job: Job) -> Optional[float]:
-    """Return the validation loss of the table of counts, in bits per token, with all neighboring tokens visible.
+    """Return the validation loss, in bits per token, of the table of counts when all neighboring tokens are visible.
 
     Return None if there is no validation text. Sentence ends are visible but not predicted.
     """
@@ -257,7 +257,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
-    """Return (reason, number of documents, first names) for each reason, most frequent first.
+    """Return (reason, number of documents, names of the first documents) for each reason, most frequent first.
 
     Reasons that drop no documents, such as a damaged file, come last.
     """

@@ -110,7 +110,7 @@ class RemoteWork:
         return WorkPaths(self.home / self.work_url.rpartition("/")[2])
 
     def open(self) -> WorkPaths:
-        """Return the paths in the local copy of the work folder, first discarding a copy from another run."""
+        """Return the paths in the local copy of the work folder; a copy from another run is discarded first."""
         paths = self.paths
         paths.tasks.mkdir(parents=True, exist_ok=True)
         mark = self.home / "run"
@@ -186,7 +186,7 @@ class RemoteWork:
                 raise UserError(f"{self.url} already exists; remove it or choose another folder")
 
     def publish(self) -> None:
-        """Copy the result to its URL, file by file, with the manifest last."""
+        """Copy the result to its URL, file by file; the manifest is copied last."""
         self.send([RESULT])
         with opened(f"{self.work_url}/{RESULT}") as (files, result), opened(self.url) as (_, top):
             manifest = f"{result}/{MANIFEST}"

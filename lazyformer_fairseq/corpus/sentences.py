@@ -226,7 +226,7 @@ class SentenceSplitter:
             self._trained = spacy.load(spacy_model)
         except OSError:
             raise UserError(
-                f"spaCy model {spacy_model!r}: not installed; run `python -m spacy download {spacy_model}`"
+                f"spaCy model {spacy_model!r} is not installed; run `python -m spacy download {spacy_model}`"
             ) from None
         if not self._trained("A word.").has_annotation("SENT_START"):
             raise UserError(f"spaCy model {spacy_model!r} has no parser, senter or sentencizer; choose another one")
@@ -249,9 +249,10 @@ class SentenceSplitter:
 class SplitSentences(DocumentStep):
     """The step that splits paragraphs (one per line) into cased sentences (one per line), and joins short ones.
 
-    The paper concatenates short sequences (LazyFormer, appendix A). Here, a sentence with fewer than ``min_words``
-    words is joined to the previous one in its paragraph or, if there is none, to the next one, even across paragraphs;
-    at the end of the document, it is joined to the previous one. Sentences are never joined across documents.
+    The LazyFormer paper concatenates short sequences (appendix A). Here, a sentence with fewer than ``min_words`` words
+    is joined to the previous sentence in its paragraph or, if there is none, to the next sentence, even across
+    paragraphs; at the end of the document, it is joined to the last sentence before it. Sentences are never joined
+    across documents.
 
     The step counts the ``sentences`` that it passes on and the ``short sentences joined``, and drops documents that
     have ``no sentence`` left.

@@ -37,7 +37,8 @@ class CorpusSettings:
     )
     """Words of equal frequency are kept or dropped together.
 
-    With another model's tokenizer, all words are kept by default, because it was trained to encode rare words too.
+    With another model's tokenizer, all words are kept by default, because that tokenizer was trained to encode rare
+    words too.
 
     The larger the text, the more words are dropped, which is intended. In 9 million words of running text (Wikipedia
     and novels), the default drops none: half a percent of these words occur only once, and most of those are valid
@@ -67,7 +68,7 @@ class CorpusSettings:
         low=0,
     )
     min_line_letters: float = option(
-        0.5, "Drop lines in which the fraction of letters and spaces is below this.", low=0, high=1
+        0.5, "Drop lines in which less than this fraction of the characters are letters or spaces.", low=0, high=1
     )
     near_duplicates: bool = option(False, "Also drop near-duplicate documents, which are found with MinHash.")
     spacy_model: Optional[str] = option(
@@ -113,7 +114,7 @@ class CorpusSettings:
         """Return all settings as JSON-serializable values, with the text settings under ``text``.
 
         Args:
-            tokenizer: digest of the user's tokenizer, which replaces its path; None without such a tokenizer.
+            tokenizer: digest of the user's tokenizer, which replaces its path; None if the user provides none.
         """
         values = asdict(self)
         values["word_coverage"] = self.share_of_kept_words

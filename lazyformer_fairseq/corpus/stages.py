@@ -100,7 +100,7 @@ def cut_one(job: Job, rank: int) -> None:
 
 
 def store_words(job: Job, rank: int) -> Counts:
-    """Run a unit's documents through all steps, from reading to storing their words."""
+    """Run a unit's documents through all steps, from reading the input to storing the words."""
     settings = job.settings
     steps = [
         ReadDocuments(job.units[rank], settings.bad_input),

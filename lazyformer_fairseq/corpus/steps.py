@@ -1,7 +1,7 @@
 """The interface of the steps that process a unit's documents, and the first step, which reads them.
 
-The module also measures the length of text in equivalents of English letters and words, because some scripts need fewer
-characters for the same content.
+The module also measures the length of text, converted to the number of letters and words that English would need,
+because some scripts need fewer characters for the same content.
 """
 
 import re

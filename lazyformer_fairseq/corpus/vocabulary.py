@@ -4,7 +4,7 @@ Each unit's counts are stored in a folder:
 
     COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word in the unit, sorted
     COUNTS/counts.npy      uint64 (words,): number of occurrences of each word
-    COUNTS/vocabulary.bin  the words themselves, in hash order, stored as in a word store
+    COUNTS/vocabulary.bin  the words themselves, in hash order, in the format of a word store (see ``words.py``)
 
 The counts of all units are merged by hash, which takes about 60 bytes of memory per distinct word. Two words with the
 same 64-bit hash would count as one word; the probability that 10 million words contain such a pair is 3 in a million.
@@ -15,7 +15,7 @@ The token ids are stored in fairseq's memory-mapped format, one part per unit an
                              ``</s>``, just as fairseq-preprocess writes for an empty line after each document
     PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, except ``</s>``, and how often each of them occurs
 
-Each distinct word in a unit is encoded only once; numpy does the rest.
+Each distinct word in a unit is encoded only once; numpy then copies its ids to every place where the word occurs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,9 +188,9 @@ def write_ids(
         store: the unit's words.
         keep: for each split, a mask of its documents, bool (documents,).
         tokenizer: encodes the words.
-        frequent: sorted hashes of the words that are frequent enough, uint64. In the training split, every other word
-            becomes a single ``<unk>``. In the validation split, every word is encoded as tokens, as it is when the
-            model is used for GLUE or ``fill_mask``.
+        frequent: sorted hashes of the words that are frequent enough, uint64. In the training split, each of the
+            remaining words becomes a single ``<unk>``. In the validation split, all words are encoded as tokens, as
+            they are when the model is used for GLUE or ``fill_mask``.
         prefix: path without the split and the suffix.
 
     Returns:
@@ -218,7 +218,7 @@ class WordPieces:
     Args:
         vocabulary: the words.
         tokenizer: encodes the words.
-        spelt: mask of the words to encode, bool (words,); every other word becomes ``<unk>``.
+        spelt: mask of the words to encode, bool (words,); each of the remaining words becomes ``<unk>``.
 
     Attributes:
         ids: the concatenated ids of all words, in the integer type that fairseq stores.

@@ -24,7 +24,7 @@ DISAMBIGUATION_OPENING = re.compile(
     r"[^\n]{,200}\b(?:may|can|could|might) (?:also |either )*refer to(?: the following)?:"
 )
 
-FORMULA_WORD = "formula"  # replaces a formula, so that its sentence remains complete
+FORMULA_WORD = "formula"  # replaces a formula, so that the sentence around it remains complete
 
 Arguments = list[str]  # the unnamed arguments of a template, in order
 Text = Union[str, Callable[[Arguments], str]]  # has {} for the first argument, or is a function of all arguments
@@ -40,7 +40,7 @@ BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to
 
 
 def _measure(arguments: Arguments) -> str:
-    """Render {{convert|5|km|mi}} or {{convert|5|to|10|km}} with the first unit only."""
+    """Render {{convert|5|km|mi}} or {{convert|5|to|10|km}} with only the first unit."""
     words = arguments[:2]
     while len(arguments) >= len(words) + 2 and words[-1] in BETWEEN_NUMBERS:
         words = arguments[: len(words) + 2]
@@ -59,7 +59,7 @@ def _fraction(arguments: Arguments) -> str:
     return " ".join([*whole, "/".join(parts)])
 
 
-# Templates whose text is part of a sentence, with names in lower case and `_` for a space; all others are dropped.
+# Templates whose text is part of a sentence, with names in lower case and `_` for a space; the others are dropped.
 # `lang-` stands for {{lang-fr|mot}}, {{lang-de|Wort}} and so on.
 TEXTS_OF_TEMPLATES: tuple[tuple[Text, str], ...] = (
     (

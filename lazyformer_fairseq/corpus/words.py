@@ -5,7 +5,7 @@ Each unit's words are stored in a folder, the word store:
     STORE/words.npy               uint32 (words,): indices into the unit's vocabulary, in text order
     STORE/sentence_lengths.npy    uint32 (sentences,): words per sentence
     STORE/document_sentences.npy  uint32 (documents,): sentences per document
-    STORE/running_words.npy       uint32 (documents,): words per document, separated by spaces, before normalization
+    STORE/running_words.npy       uint32 (documents,): words (separated by spaces) per document, before normalization
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
     STORE/bands.npy               uint64 (documents, bands): for finding near-duplicates; no columns if not requested
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, joined by line feeds

@@ -29,7 +29,7 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a file for writing that is renamed to `path` if the block succeeds. Missing folders are created.
+    """Yield a file for writing that is renamed to `path` if the block succeeds. Missing parent folders are created.
 
     Args:
         path: path of the finished file.
@@ -115,7 +115,7 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
         if durable:
             sync_content(unfinished)
         if replace and folder.exists():
-            os.replace(folder, old)  # deleting it under its own name could stop halfway
+            os.replace(folder, old)  # deleting it under its own name could be interrupted halfway
         elif not replace:
             refuse_filled_folder(folder)
         os.replace(unfinished, folder)
@@ -207,7 +207,7 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
 
 
 def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # not every file system has locks
+    with suppress(OSError):  # not every file system supports locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -220,13 +220,13 @@ def _give_usual_modes(folder: Path) -> None:
 
 
 def sync_content(folder: Path) -> None:
-    """Sync all files in a folder and its subfolders to disk, to survive a power failure."""
+    """Sync all files in a folder and its subfolders to disk, so that they survive a power failure."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Sync a file or a folder's entries; without the latter, a power failure can undo a rename."""
+    """Sync a file, or a folder's entries; if the entries were not synced, a power failure could undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -45,7 +45,7 @@ _PICKLE = b"\x80"  # the start of files from before torch 1.6
 
 
 class DamagedCheckpointError(UserError):
-    """An error raised for a damaged checkpoint, in which case an older checkpoint may be intact."""
+    """An error for a damaged checkpoint; it is a class of its own because an older checkpoint may be intact."""
 
 
 def save(state: Any, path: Union[str, Path]) -> None:
@@ -113,7 +113,7 @@ def check(path: Union[str, Path]) -> None:
     """Verify the integrity of a checkpoint file by reading all of it.
 
     Raises:
-        DamagedCheckpointError: the file is damaged, or would need more memory than its size.
+        DamagedCheckpointError: the file is damaged, or loading it would need more memory than the size of the file.
         OSError: the file cannot be read.
     """
     if Path(path).is_fifo():  # opening a pipe would wait for a writer
@@ -173,7 +173,7 @@ def _sha256(file: BinaryIO, size: int) -> str:
 def _records_are_intact(file: BinaryIO) -> bool:
     try:
         return zipfile.ZipFile(file).testzip() is None
-    except Exception as error:  # as above
+    except Exception as error:  # zipfile may raise anything here, too
         if isinstance(error, OSError):
             raise
         return False
@@ -221,7 +221,7 @@ def look_into(path: Union[str, Path]) -> Contents:
 
 @dataclass(frozen=True)
 class DataShard:
-    """A part of an epoch during which the batch size was constant: the number of processes and of batches consumed."""
+    """A part of an epoch with a constant batch size: the number of processes, and the number of batches consumed."""
 
     shards: PositiveCount
     consumed: Count
@@ -243,12 +243,12 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
         DamagedCheckpointError: a count is not a number or is out of range.
     """
     history = state.get("optimizer_history") or [{}]
-    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights without a training state
+    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None if there is no training state
     remedy = "no run can resume from it"
     try:
-        updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged number of updates", remedy)
+        updates = as_type(Count, history[-1].get("num_updates", 0), f"{path} has a damaged number of updates", remedy)
         if iterator is not None:
-            as_type(DataPlace, iterator, f"{path}: damaged position in the data", remedy)
+            as_type(DataPlace, iterator, f"{path} has a damaged position in the data", remedy)
     except UserError as error:
         raise DamagedCheckpointError(str(error)) from None
     return updates
@@ -273,8 +273,8 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         found = first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
         raise UserError(
             f"{path}: refused without running any code in it. It contains Python objects other than weights and "
-            f"settings, which could run code when loaded ({found}). Do not use it if you do not trust its source; if "
-            "it is yours, save only weights and plain settings"
+            f"settings, which could run code when loaded ({found}). Do not use the file if you do not trust its "
+            "source; if it is your own, save only weights and plain settings"
         ) from error
     except Exception as error:  # unpickling damaged data can raise anything, such as a KeyError with just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))
@@ -299,7 +299,7 @@ def without_code() -> AbstractContextManager[None]:
 def forbid_unsafe_loads(
     environment: MutableMapping[str, str],
 ) -> MutableMapping[str, str]:
-    """Remove the environment variable that allows ``torch.load`` to run code, for this process and its children."""
+    """Remove, for this process and its children, the environment variable that allows ``torch.load`` to run code."""
     if environment.pop(UNSAFE_LOADS, None):
         logger.warning(
             "%s was set and has been removed, because it allows checkpoints to run code, which no checkpoint needs",

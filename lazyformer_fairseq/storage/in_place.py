@@ -17,7 +17,7 @@ TAIL = 16384  # bytes to read from the end of a log
 
 
 def own_file(path: Union[str, Path], flags: int) -> int:
-    """Open a file in place and return its descriptor; an `opener` for Python's ``open``.
+    """Open a file in place and return its descriptor; Python's ``open`` accepts this function as its `opener`.
 
     Raises:
         UserError: the path is a link, a pipe, a device, a folder, or a file with several hard links.

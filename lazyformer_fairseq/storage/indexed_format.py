@@ -225,7 +225,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)
-        # Reads the parts' indexes three times, because the sentence sizes of a shard may not fit into memory.
+        # This reads the parts' indexes three times, because the sentence sizes of a shard may not fit into memory.
         write_index(index_file, lambda: (read_index(part).sizes for part in parts), dtype)
 
 

@@ -400,8 +400,8 @@ def test_ctrl_c_loses_nothing(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (toy_texts(60), "--spacy-model xx_no_such", "'xx_no_such': not installed"),
-        (toy_texts(60), "--shards 2", "--shards 2: each shard needs at least one unit of work, and .* only 1;"),
+        (toy_texts(60), "--spacy-model xx_no_such", "'xx_no_such' is not installed"),
+        (toy_texts(60), "--shards 2", "--shards 2: each shard needs at least one unit of work, but .* only 1;"),
         (toy_texts(1), "", "the valid split is empty .documents in total: 1,"),
         (["A.", "B.", "no sentence"], "", r"none of the 3 documents is left. Dropped documents: 3 too short"),
     ],

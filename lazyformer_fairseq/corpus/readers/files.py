@@ -35,7 +35,7 @@ MOST_TIMES = 50
 BEYOND_BYTES = 1 << 24
 MOST_WINDOW = 1 << 27  # bytes of a zst file's window; the largest that `zstd` accepts without --long
 BZ2_STREAM = b"1AY&SY"  # follows `BZh` and a digit at the start of a bz2 stream
-BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # takes its place in an empty stream
+BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # takes the place of BZ2_STREAM in an empty stream
 STARTS = {"gz": b"\x1f\x8b\x08", "zst": b"\x28\xb5\x2f\xfd"}
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
@@ -205,7 +205,7 @@ class Format:
 
     Attributes:
         document: description of a document in this format, for messages.
-        names: regular expression for file names, without the suffix of a compressed file.
+        names: regular expression for file names, not including the suffix that denotes compression.
         recognises: returns whether a file has this format, given its first bytes (without leading space) and its path;
             raises a UserError for a file that is similar but cannot be read.
         starts_document: returns whether a line starts a document, given the line and whether the previous line is blank

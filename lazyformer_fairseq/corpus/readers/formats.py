@@ -86,8 +86,8 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
 
 def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInputError]:
     try:
-        # A standalone <page> has no document type declaration, the only place where XML can reference other files or
-        # define entities.
+        # A standalone <page> has no document type declaration, which is the only place where XML can reference other
+        # files or define entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         where = files.place(piece, line + error.position[0] - 1)
@@ -244,7 +244,7 @@ JOINT = re.compile(r" @([-,.])@ ")
 def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Yield the paragraphs below a WikiText title, without headings.
 
-    WikiText writes ``state @-@ run`` for "state-run" and ``1 @,@ 000`` for "1,000"; this is undone.
+    WikiText writes ``state @-@ run`` for "state-run" and ``1 @,@ 000`` for "1,000"; the original text is restored.
     """
     text = HEADING.sub("", files.decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
@@ -266,7 +266,8 @@ def parse_lines(block: files.Block, _piece: files.Piece, watch: files.Watch) -> 
         yield text, {}
 
 
-# Books break lines after the hyphen of "well-known" but never inside "known", so the hyphen belongs to the word.
+# Books break lines after the hyphen of "well-known" but never inside "known", so a hyphen at the end of a line belongs
+# to the word.
 HYPHEN_AT_LINE_END = re.compile(r"-(?<=[^\W\d_]-)[^\S\n]*\n\s*(?=[a-zß-öø-ÿ])")
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 

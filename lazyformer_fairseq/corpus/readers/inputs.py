@@ -1,7 +1,7 @@
 """Finds the input files, detects their formats, and divides the input into units, each of which is one task's input.
 
 Files in a folder are selected by name, and a file's format is detected from its first bytes after decompression. A
-resumed run reads only those units again that were not finished.
+resumed run rereads only the units that were not finished.
 """
 
 import bz2
@@ -86,7 +86,7 @@ def find_inputs(
         specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder and all its
             subfolders, including symlinked ones, are searched for files whose names a reader recognizes; hidden files,
             README files and licenses are skipped. Without FORMAT, the format is detected.
-        bad_input: "skip" skips folders that cannot be read, and files found in a folder that are empty or not text.
+        bad_input: "skip" skips folders that cannot be read, and empty or non-text files that are found in a folder.
         left_out: receives a line with the path and the reason for each skipped file in a folder.
 
     Raises:

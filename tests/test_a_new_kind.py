@@ -228,7 +228,7 @@ register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone"
             "LAZYFORMER_KINDS=gone: ModuleNotFoundError: No module named 'gone'; install it, or *",
         ),
         ("variable", "my_kinds, mine", "1 / 0", "LAZYFORMER_KINDS=mine: ZeroDivisionError: division by zero"),
-        ("variable", "mine", "", "LAZYFORMER_KINDS=mine: mine does not register a kind; *"),
+        ("variable", "mine", "", "LAZYFORMER_KINDS=mine: mine does not register a kind of sublayer; *"),
         (
             "entry point",
             "mine",
@@ -260,5 +260,5 @@ def test_child_processes_checkpoints_and_exports_know_it(outside, data_folder, t
     ours = "from lazyformer_fairseq import LazyFormerModel; LazyFormerModel.from_pretrained('plain')"
     without = outside("not at all", f'python -c "{load}" && python -c "{ours}"')
     assert "LazyFormerModel" in without.stdout, without.stderr
-    assert "unknown letter 'm'" in without.stderr and "or install the package that registers it" in without.stderr
+    assert "unknown letter 'm'" in without.stderr and "or install the package that adds this letter" in without.stderr
     assert outside("entry point", f'python -c "{ours}"').returncode == 0

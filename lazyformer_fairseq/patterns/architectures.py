@@ -1,8 +1,8 @@
 """The table of named models: encoders, followed by causal language models.
 
-To add a model, add a row; tests compare all other lists of names with this table. Every row also has a tiny twin with
-the same pattern for tests and quick starts, such as ``bert_tiny`` for ``bert_base`` and ``lazyformer_m2x6_s_tiny`` for
-``lazyformer_m2x6_s``.
+To add a model, add a row; tests compare all other lists of names with this table. For every row, there is also a tiny
+version with the same pattern, for tests and quick starts: for example, ``bert_tiny`` is the tiny version of
+``bert_base``, and ``lazyformer_m2x6_s_tiny`` is the tiny version of ``lazyformer_m2x6_s``.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,8 @@ MASKED_LM = "full_sentences_masked_lm"
 _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe", "task"}
 
 
-# Encoder options other than the pattern and the sizes. Variants of a model with different widths keep them.
+# Encoder options other than the pattern and the sizes. Variants of a model that only differ in width have the same
+# values of these options.
 PARTS = (
     "norm",
     "no_norm_bias",
@@ -80,7 +81,7 @@ class EncoderArchitecture(Architecture):
     task: str = MASKED_LM
 
 
-_WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 words
+_WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's cutoffs for 267,735 words
 
 
 @dataclass(frozen=True)
@@ -132,14 +133,17 @@ def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, Encode
 def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
     """Build a row of Synthesizer's Table 2 with BERT's sizes.
 
-    It has no attention dropout, so all sequences share the learned distribution.
+    The model has no attention dropout, so that all sequences share the learned distribution.
     """
     source = f"Synthesizer, Table 2: {row}"
     return EncoderArchitecture(f"(s[synthesizer={terms}]f)x12", source, attention_dropout=0.0)
 
 
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
-    """Build rows of RoBERTa's size that share projections among heads, then also keys and values, then also layers."""
+    """Build three rows of RoBERTa's size.
+
+    The first shares projections among heads, the second also between keys and values, the third also among layers.
+    """
 
     def row(share: str, called: str) -> EncoderArchitecture:
         pattern = f"(s[linformer={projected}{share}]f)x12"
@@ -164,9 +168,10 @@ _MODERN = partial(
 
 
 def _modernbert(of_two: str, width: int, source: str) -> EncoderArchitecture:
-    """Build a row with 22 layers and full attention in every third one; `of_two` is the pattern of the two in between.
+    """Build a row with 22 layers, of which every third one has full attention.
 
-    Inputs have up to 1,024 tokens, as in the first phase of ModernBERT's pre-training.
+    `of_two` is the pattern of the two layers in between. Inputs have up to 1,024 tokens, as in the first phase of
+    ModernBERT's pre-training.
     """
     of_all = "s[rope=160000]f[gate=gelu]"
     return _MODERN(
@@ -223,8 +228,8 @@ _NAMED = {
     ),
     # The paper reports 110M parameters with a vocabulary of 30,527 tokens.
     "mpnet_base": _BIASED("(sf)x12", "MPNet, section 3.1", task="masked_permuted_lm"),
-    # These and par_bert_base are the rows of PAR's Table 4. We counted their parameters; with 30,522 tokens, the counts
-    # match the published models.
+    # bert_base_absolute, distilbert_base and par_bert_base are the rows of PAR's Table 4. We counted their parameters;
+    # with 30,522 tokens, the counts match the published models.
     "bert_base_absolute": EncoderArchitecture("(sf)x12", "PAR, Table 4", parameters_in_millions=111.2),
     "distilbert_base": EncoderArchitecture("(sf)x6", "PAR, Table 4", parameters_in_millions=68.7),
     "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", "PAR, Table 4", parameters_in_millions=127.8),
@@ -356,7 +361,7 @@ _SUKHBAATAR = partial(
 
 
 def _igpt(layers: int, width: int, heads: int, recipe: str = "igpt") -> CausalArchitecture:
-    """Build an Image GPT for 32 x 32 pixels, with sizes from the paper and norm, biases and heads from its code."""
+    """Build an Image GPT for 32 x 32 pixels, with the paper's sizes, and with norm, biases and heads as in its code."""
     return CausalArchitecture(
         f"(s[positions=absolute,length=1024]f)x{layers}",
         "iGPT, section 3.3",
@@ -388,8 +393,8 @@ _NAMED_CAUSAL = {
         "PAR, Table 6",
         parameters_in_millions=192,
     ),
-    # PAR base with every other s replaced by an l, which computes only values and output. It lies between the rows with
-    # three and six s in Table 1.
+    # PAR base with every other s replaced by an l, which computes only values and output. It therefore computes more
+    # attention than the row with three s in Table 1, and less than the row with six s.
     "lazy_par_transformer_base": CausalArchitecture(
         "(sffflfff)x3 (f)x8",
         "PAR base with every other s lazy (ours)",
@@ -410,7 +415,7 @@ _NAMED_CAUSAL = {
     "sandwich_transformer_24b": _24B("(s)x6 (sf)x6 (f)x6"),
     "mingru_base": CausalArchitecture("(r[cell=mingru]f)x16", "minGRU instead of attention (ours)"),
     # There is no memory between segments. The windows grow from 32 to 512 tokens, with a mean of 230 (Table 4); we
-    # chose the layer of each window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
+    # chose which layer has which window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
     "longformer_small": CausalArchitecture(
         "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
         "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2",
@@ -428,7 +433,8 @@ _NAMED_CAUSAL = {
         "(s[span=8192,span_loss=1e-7,persistent=1024])x18",
         "Sukhbaatar et al., 2019b, section 5",
     ),
-    # Each head sees both parts, as in the paper's text model. There is no memory between segments of 12,288 bytes.
+    # Each head sees local keys and summaries, as in the paper's text model. There is no memory between segments of
+    # 12,288 bytes.
     "sparse_transformer_base": CausalArchitecture(
         "(s[fixed=128,summary=32]f)x30",
         "Sparse Transformer, section 7.2 (enwik8)",

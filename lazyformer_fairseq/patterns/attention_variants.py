@@ -1,7 +1,7 @@
 """The table of attention variants, which are selected by the settings of an ``s``.
 
-Attention involves six design choices. Each row of the table makes one of them, so rows of different choices can be
-combined:
+Attention involves six design choices. Each row of the table makes one of them, so rows that make different choices can
+be combined:
 
 | choice | default | determines |
 |---|---|---|
@@ -12,7 +12,7 @@ combined:
 | vectors | the projections | what happens to queries and keys before their matmul |
 | positions | T5's bias, in causal models Transformer-XL's | how scores depend on positions |
 
-The first setting of a row enables it. ``modules/sublayers/attention_variants`` contains the modules of the rows.
+A row's first setting enables its variant. ``modules/sublayers/attention_variants`` contains the modules of the rows.
 """
 
 import math
@@ -41,13 +41,13 @@ class Setting:
 
     Attributes:
         name: The setting's name in patterns.
-        default: The value if the setting is omitted. All values have its type, except words from `choices` that replace
-            a number. The defaults 0 and "" may mean "off" even if they are outside the bounds or the choices. A default
-            of False makes the setting a switch, which is written without a value.
+        default: The value if the setting is omitted. All values have the default's type, except words from `choices`
+            that replace a number. The defaults 0 and "" may mean "off" even if they are outside the bounds or the
+            choices. A default of False makes the setting a switch, which is written without a value.
         help: A one-line description.
         unit: The unit of a number, such as tokens.
         low, high: The inclusive bounds of a number.
-        choices: The words that the setting accepts; for a number, words accepted in addition.
+        choices: The words that the setting accepts; if its values are numbers, it accepts these words in addition.
         is_sum: Whether several choices can be summed, as in ``dense+dot``.
     """
 
@@ -130,20 +130,20 @@ class AttentionVariant:
         why_not_causal, why_not_encoder: The reason why causal models or encoders do not support the variant; empty if
             they do.
         why_no_memory: A function that returns why a causal model with this variant cannot have a memory, or "".
-        why_no_segments: The reason why a causal model with this variant cannot carry its memory from one segment to the
-            next, although it can remember a text from the beginning; empty if it can.
+        why_no_segments: The reason why a causal model with this variant, although it can remember a text from the
+            beginning, cannot carry its memory from one segment to the next; empty if there is no such reason.
         excludes: The reasons why the variant cannot be combined with others, keyed by the other row's first setting or
             its choice.
-        refuses: The reasons why the variant does not support terms that a network adds to all scores, "bias" or "mask",
-            each with a remedy.
+        refuses: The reasons why the variant does not support terms that a network adds to all scores, keyed by the term
+            ("bias" or "mask"). Each reason includes a remedy.
         projects: A function that returns which of :data:`QUERIES` and :data:`KEYS` the ``s`` projects.
-        has_probabilities: Whether the attention weights are a distribution over the tokens only. A search requires this
-            to mix them.
+        has_probabilities: Whether the attention weights are a distribution over the tokens only. A search can mix the
+            distributions of candidates only if this is true for all of them.
         has_own_scores: Whether each ``s`` has learned weights of its own that are added to its scores or determine how
             scores become weights.
         why_keys_not_shared: A function that returns why a ``k`` cannot read the keys and values of the ``s``, or "".
-        check: A function that also takes whether the model is causal (None if unknown). For each conflict among the
-            settings, it returns the name of a setting and the reason.
+        check: A function that takes the settings' values and whether the model is causal (None if unknown). For each
+            conflict among the settings, it returns the name of a setting and the reason.
     """
 
     choice: str
@@ -182,7 +182,9 @@ class AttentionVariant:
 
 
 GIVEN = "given"  # the caller marks the global tokens
-_DILATED_HEADS = Setting("dilated_heads", 2, "number of dilated heads, counted from the last head", "heads", low=1)
+_DILATED_HEADS = Setting(
+    "dilated_heads", 2, "number of heads with dilation, counted from the last head", "heads", low=1
+)
 
 
 def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
@@ -202,7 +204,7 @@ def _why_no_memory_before_global_tokens(values: Mapping[str, Value]) -> str:
 
 
 _NOT_WITH_GLOBAL = {
-    "synthesizer": "global tokens compute their scores from queries and keys, not with a synthesizer",
+    "synthesizer": "the scores of global tokens are computed from queries and keys, not by a synthesizer",
     "persistent": "global tokens have separate keys and values, so it is undefined which persistent vectors they see",
 }
 # Settings shared by both patterns of the Sparse Transformer.
@@ -222,7 +224,7 @@ _HEADS = Setting(
 
 def _check_parts(values: Mapping[str, Value], _causal: Optional[bool] = None) -> Checks:
     if values["heads"] == "split" and values["part"] != "both":
-        yield "heads", f"heads=split assigns separate heads to both parts, but part={values['part']} leaves only one"
+        yield "heads", f"heads=split gives each part its own heads, but part={values['part']} leaves only one part"
 
 
 def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
@@ -231,7 +233,7 @@ def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
     block = values["fixed"]
     summary = values["summary"]
     if values["part"] != "local" and summary > block and summary != _SUMMARY.default:
-        yield "summary", f"a block of {block} positions has no last {summary} positions: use summary={block} or less"
+        yield "summary", f"summary={summary} is longer than the block of {block} positions: use summary={block} or less"
     yield from _check_parts(values)
 
 
@@ -335,8 +337,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "share",
                 "heads",
-                "what shares a projection: nothing (none), the heads (heads), also keys and values (kv), or also all "
-                "layers (layers)",
+                "none: each head has its own projections; heads: all heads share them; kv: keys and values also share "
+                "them; layers: all layers also share them",
                 choices=("none", "heads", "kv", "layers"),
             ),
         ),
@@ -369,7 +371,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         why_keys_not_shared=lambda _: "its scores are computed for its own input, but a k has a different input",
         projects=_projected_beside_synthesizer,
         has_own_scores=True,
-        excludes={"buckets": "hashing needs keys that are queries"},
+        excludes={"buckets": "hashing requires the queries and the keys to be the same vectors"},
         check=_check_synthesizer,
     ),
     AttentionVariant(
@@ -380,7 +382,11 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting("span", 0, "maximum span that a head can learn, including the query's position", "tokens", low=1),
             Setting("ramp", 32, "distance over which a head's weights ramp down from 1 to 0", "tokens", low=1),
             Setting(
-                "span_loss", 2e-6, "loss added for each predicted token, per token of the mean span", "nats", low=0
+                "span_loss",
+                2e-6,
+                "span penalty: the loss of each predicted token increases by this value times the mean span",
+                "nats",
+                low=0,
             ),
         ),
         has_own_scores=True,
@@ -417,7 +423,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "buckets",
                 0,
-                "number of hash buckets; they come in pairs, for a random direction and its negative",
+                "number of hash buckets; they come in pairs, one for a random direction and one for its negative",
                 "buckets",
                 low=2,
             ),
@@ -425,24 +431,25 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "chunk",
                 64,
-                "size of the chunks of sorted positions; queries see their own chunk and its neighbors",
+                "size of the chunks into which the sorted positions are divided; a query sees its own chunk and the "
+                "neighboring chunks",
                 "tokens",
                 low=1,
             ),
         ),
         why_not_causal="its chunks come from sorting all positions, including future positions",
         excludes={
-            "synthesizer": "it hashes queries and keys, and compares queries and keys with the same hash",
-            "linformer": "it hashes the keys of tokens",
+            "synthesizer": "buckets hashes queries and keys, and computes scores only between equal hashes",
+            "linformer": "buckets hashes the keys of individual tokens",
             "persistent": "persistent vectors are not tokens, so they have no hash",
-            "entmax": "the rounds are combined as parts of a single softmax",
-            "qk_norm": "its queries are its keys, which it already normalizes",
+            "entmax": "the hashing rounds are combined as parts of a single softmax",
+            "qk_norm": "with buckets, the queries are also the keys, which are already normalized",
         },
         refuses={
             "bias": "it finds keys by their content, regardless of distance, before T5's bias has an effect: use "
             "--relative-position-buckets 0"
         },
-        why_keys_not_shared=lambda _: "they are also its queries",
+        why_keys_not_shared=lambda _: "its keys are also its queries",
         projects=lambda _: frozenset({KEYS}),
         has_probabilities=False,
         check=_check_buckets,

@@ -3,7 +3,8 @@
 Each letter represents one residual sublayer, from bottom to top; :mod:`~lazyformer_fairseq.patterns.kinds` contains the
 table of letters. A letter may be followed by settings in square brackets, as in ``m[width=3]``. ``x`` repeats a letter
 or a group: ``(sff)x5 (f)x9`` is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers
-(section 3.1), that is, one ``sf`` followed by b - 1 ``lf``: ``M2x6`` is ``(sflf)x6``, and ``M5M3M2M2`` has four blocks.
+(section 3.1), which is one ``sf`` followed by b - 1 copies of ``lf``. Thus, ``M2x6`` is ``(sflf)x6``, and ``M5M3M2M2``
+has four blocks.
 Whitespace is ignored. This module does not import torch, so patterns can be parsed, searched and counted anywhere.
 """
 
@@ -85,8 +86,8 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
 
     Args:
         pattern: A string of sublayers.
-        direction: ENCODER or CAUSAL, to reject kinds and settings that these models do not support. None accepts all
-            kinds and settings.
+        direction: ENCODER or CAUSAL, to reject kinds and settings that models of this direction do not support. None
+            accepts all kinds and settings.
 
     Raises:
         UserError: If the pattern is empty or has too many sublayers; if it contains an unknown letter or setting, an
@@ -175,7 +176,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
         sublayer, end = parser.sublayer(0)
         if end == len(text):
             return sublayer
-    raise UserError(f"{text!r} is not a sublayer: use {describe_letters()}, and optional settings in brackets")
+    raise UserError(f"{text!r} is not a sublayer: use {describe_letters()}, optionally with settings in brackets")
 
 
 def producers(what: str) -> str:
@@ -261,7 +262,7 @@ class _Parser:
         if kind is None or kind.letter != letter:
             self.fail(
                 position,
-                f"unknown letter {letter!r}: use {describe_letters()}, or install the package that registers it",
+                f"unknown letter {letter!r}: use {describe_letters()}, or install the package that adds this letter",
             )
         end = position + 1
         if self.pattern[end : end + 1] != "[":

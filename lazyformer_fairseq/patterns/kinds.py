@@ -1,11 +1,11 @@
 """The table of sublayer kinds, with one row per letter of the pattern language.
 
-A kind consists of a row in this table and a file in ``modules/sublayers``. The parser, networks, cost formulas, latency
-tables, searches, reports and help texts use the row. The file contains the module and the formulas that count its
-costs.
+A kind of sublayer consists of a row in this table and a file in ``modules/sublayers``. The parser, networks, cost
+formulas, latency tables, searches, reports and help texts use the row. The file contains the module and the formulas
+that count its costs.
 
-Other packages can add kinds. They declare modules that call :func:`register` as entry points in the group
-:data:`ENTRY_POINTS`, or the user lists such modules in the environment variable :data:`VARIABLE`. The modules are
+Other packages can add kinds in modules that call :func:`register`. A package declares these modules as entry points in
+the group :data:`ENTRY_POINTS`, or the user lists them in the environment variable :data:`VARIABLE`. The modules are
 imported when the table is first accessed. ``docs/add_a_kind.md`` walks through an example.
 """
 
@@ -27,7 +27,7 @@ ENCODER = "encoder"
 CAUSAL = "causal"
 # Outputs that a sublayer can pass to higher sublayers.
 DISTRIBUTION = "distribution"
-# The keys and values, and everything else except the queries that determines the scores.
+# The keys and values, and everything else that determines the scores, except for the queries.
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
 DEPTHWISE = "depthwise"
@@ -57,8 +57,8 @@ class Kind:
         help: A one-line description of what the sublayer computes.
         source: The paper that introduced the kind.
         modules: The sublayer class for each direction, as ``"package.module:Class"`` or as the class itself. It must be
-            a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`. Models of a direction without a class
-            reject the kind.
+            a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`. If there is no class for a direction,
+            models of that direction reject the kind.
         settings: The settings that may follow the letter in brackets.
         check: A function that checks settings for conflicts. It takes the values of all settings by name and whether
             the model is causal (None if unknown). It returns the name of a conflicting setting and the reason, or None.
@@ -66,7 +66,7 @@ class Kind:
         reads: The output that the sublayer reads from the nearest sublayer below that provides it.
         check_producer: A function that takes the producer's settings and returns why a sublayer of this kind cannot
             read from it, or "".
-        is_identity: Whether the sublayer returns its input unchanged. Patterns found by a search omit it.
+        is_identity: Whether the sublayer returns its input unchanged. Patterns found by a search omit such sublayers.
     """
 
     letter: str
@@ -192,7 +192,9 @@ def _import_kinds(place: str, module: str) -> Optional[UserError]:
             remedy = ""
         return UserError(f"{place}: {_one_line(error)}{remedy}")
     if is_new and len(_TABLE) == rows:
-        return UserError(f"{place}: {module} does not register a kind; see docs/add_a_kind.md for an example")
+        return UserError(
+            f"{place}: {module} does not register a kind of sublayer; see docs/add_a_kind.md for an example"
+        )
     return None
 
 
@@ -218,7 +220,7 @@ def row_of_letter(letter: str) -> Kind:
     if kind is None:
         raise UserError(
             f"the model has sublayers of kind {letter!r}, which is not registered here: install the package that "
-            f"registers it, or list its module in {VARIABLE}"
+            f"registers this kind, or list the package's module in {VARIABLE}"
         )
     return kind
 
@@ -327,7 +329,14 @@ for _kind in (
                 "number of feed-forward networks (experts); a gate routes each token to some of them",
                 low=2,
             ),
-            Setting("top", 2, "experts per token; training randomly skips the second one", "experts", low=1, high=2),
+            Setting(
+                "top",
+                2,
+                "number of experts per token; during training, the second expert is sometimes skipped at random",
+                "experts",
+                low=1,
+                high=2,
+            ),
             Setting(
                 "capacity",
                 1.25,

@@ -95,7 +95,7 @@ def test_it_is_attention_of_own_queries(given, back_end):
     ("producer", "why"),
     [
         ("f", "this k has no s below it to reuse the keys and values from"),
-        ("s[buckets=4]", "buckets does not share its keys and values: they are also its queries"),
+        ("s[buckets=4]", "buckets does not share its keys and values: its keys are also its queries"),
         ("s[window=2,global=1]", "its global tokens have separate keys and values"),
         ("s[synthesizer=random]", "its scores are computed for its own input"),
     ],

@@ -1,6 +1,6 @@
-"""An experiment's folder: its results, and its settings, which are written once and checked when it resumes.
+"""An experiment's folder: the results, and the settings, which are checked whenever the experiment resumes.
 
-This module does not import torch, so commands can import it without slowing down their start.
+This module does not import torch, so commands that import it start quickly.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,11 +24,11 @@ def experiment(
     begun: str,
     stale_files: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Create and lock an experiment's folder and store its settings, which may change until work has begun.
+    """Create and lock an experiment's folder, and store the settings, which may change until work has begun.
 
     Args:
         folder: the experiment's folder.
-        settings: everything that determines the results, including :func:`hashes_as_settings` of the data.
+        settings: everything that determines the results, including the data's checksums (:func:`hashes_as_settings`).
         of_what: the kind of experiment, as named in error messages, such as "a comparison".
         begun: a glob pattern; work has begun once a file in the folder matches it.
         stale_files: names of files that depend on the settings and are removed when the settings change.
@@ -50,7 +50,7 @@ def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_or_create(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of a JSON file, creating it from the result of `find` if it does not exist.
+    """Return the contents of a JSON file; if there is no such file, write the result of `find` to it first.
 
     Use this for values that must not change when an experiment resumes, such as measurements.
 

@@ -1,14 +1,15 @@
 """Training text that needs no download, and a small task built from its held-out part, for the demo and reproductions.
 
-``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both; the task is written as GLUE's CoLA.
+``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both to FOLDER, where SHARE is the fraction of
+documents to hold out. The task takes the place of GLUE's CoLA, in ``FOLDER/glue/CoLA``.
 
 The text is the English prose that ships with every CPython: the ``help()`` topics and the standard library's docstrings
 and comments, about 1.4 MB in total. The modules are parsed, never imported. Paragraphs that are not prose, such as
 code, tables, headings and lists of names, are skipped.
 
-The task is to distinguish real sentences from sentences with shuffled words, in CoLA's file layout. ``train.tsv`` and
-``dev.tsv`` have no header. Their columns are the source, the label (1 for acceptable), ``*`` if the sentence is
-unacceptable, and the sentence.
+The task is to distinguish real sentences from sentences whose words have been shuffled. The files have the same layout
+as CoLA's: ``train.tsv`` and ``dev.tsv`` have no header, and their columns are the source, the label (1 for acceptable),
+``*`` if the sentence is unacceptable, and the sentence.
 """
 
 import ast
@@ -96,7 +97,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 
 
 def texts_of_module(file: Path) -> list[str]:
-    """Return a module's docstrings followed by its comments, both in order, or an empty list if it cannot be parsed."""
+    """Return a module's docstrings followed by its comments, or an empty list if the module cannot be parsed."""
     try:
         source = file.read_text(encoding="utf-8")
         return docstrings(source) + [COMMENT_MARK.sub("", comment) for comment in COMMENT.findall(source)]
@@ -107,7 +108,7 @@ def texts_of_module(file: Path) -> list[str]:
 def docstrings(source: str) -> list[str]:
     """Return the docstrings of a module, its classes and its functions in source order."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the standard library's source has invalid escapes, for example
+        warnings.simplefilter("ignore")  # such as those about invalid escapes in the standard library
         tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
@@ -116,7 +117,7 @@ def docstrings(source: str) -> list[str]:
 
 
 def paragraphs_of_prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs of English prose in reStructuredText, unwrapped and without inline markup."""
+    """Yield the paragraphs of English prose in a reStructuredText document, unwrapped and without inline markup."""
     for block in _blocks(cleandoc(text).splitlines()):
         paragraph = _unwrapped(block)
         if paragraph is not None and _reads_like_english(paragraph):
@@ -124,7 +125,7 @@ def paragraphs_of_prose(text: str) -> Iterator[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Yield blocks of lines, which are separated by blank lines and list items."""
+    """Yield blocks of lines. A block ends at a blank line or before the next list item."""
     block: list[str] = []
     for line in [*lines, ""]:
         if block and (not line.strip() or LIST_MARK.match(line)):
@@ -178,7 +179,7 @@ def write_acceptability_task(
     seed: int,
     sizes: tuple[int, int] = (2000, 500),
 ) -> dict[str, int]:
-    """Write ``train.tsv`` and ``dev.tsv`` of the acceptability task from held-out documents, atomically.
+    """Write the acceptability task's ``train.tsv`` and ``dev.tsv`` atomically, with sentences from held-out documents.
 
     Half of the sentences in each file are real. Each sentence appears once, either unchanged or shuffled. If there is
     too little text, both files shrink proportionally.
@@ -187,12 +188,12 @@ def write_acceptability_task(
         documents: clean documents with their fingerprints, as
             :func:`~lazyformer_fairseq.corpus.stages.clean_documents` yields them.
         folder: the task's folder, which is created.
-        valid_share: the fraction of documents that the corpus holds out; its training documents are skipped.
-        seed: the corpus's seed, which determines the documents that are held out.
-        sizes: the maximum numbers of rows in ``train.tsv`` and ``dev.tsv``.
+        valid_share: the fraction of documents that the corpus holds out. Only these documents supply sentences.
+        seed: the corpus's seed, which determines which documents are held out.
+        sizes: the maximum number of rows in ``train.tsv`` and in ``dev.tsv``.
 
     Returns:
-        The number of rows in each split, by name.
+        The number of rows, by the name of the split.
 
     Raises:
         UserError: too little text is held out, or the folder exists.
@@ -223,7 +224,7 @@ def write_acceptability_task(
 
 
 def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: int) -> list[str]:
-    """Return the distinct sentences of 5 to 25 words that occur only in held-out documents, in order."""
+    """Return, in order, the distinct sentences of 5 to 25 words that occur only in held-out documents."""
     split_sentences = SentenceSplitter()
     trained_on: set[str] = set()
     held_out: dict[str, None] = {}
@@ -272,7 +273,7 @@ def _is_usable(sentence: str) -> bool:
 def _has_balanced_marks(word: str) -> bool:
     """Return whether all quotes and brackets in the word are balanced.
 
-    Shuffling would separate unbalanced ones from their counterparts, which would give the answer away.
+    Shuffling would separate an unbalanced mark from its counterpart in another word and so give the answer away.
     """
     single_quotes_match = word.startswith("'") == word.rstrip(",;:").endswith("'")
     double_quotes_match = word.count('"') % 2 == 0

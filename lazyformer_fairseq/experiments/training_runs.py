@@ -32,12 +32,12 @@ RESULT = "result.json"
 LOG = "train.log"
 PROGRESS = "progress.json"  # read by the process that waits for the run
 PRELOAD = (__name__, "torch._dynamo")  # modules that worker processes import early; optimizers need torch._dynamo
-Curve = dict[str, list[float]]  # per metric, one value per validation; NaN where the run diverged
+Curve = dict[str, list[float]]  # for each metric, one value per validation; NaN where the run diverged
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The fields that the results of all kinds of runs have in common.
+    """The fields that every run's result has, whatever its kind.
 
     Attributes:
         curve: one list per metric, with one value per validation.
@@ -56,7 +56,7 @@ class Job:
         optimization: the optimizer, schedule, precision and number of updates.
         folder: the folder for the run's checkpoint, record and result.
         group: jobs in the same group are interleaved; groups run one after another.
-        start: another run's checkpoint to start from, if it exists.
+        start: another run's checkpoint, to start from if it exists.
         report_to: names of experiment trackers.
     """
 
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def updates(self) -> int:
-        """The number of updates of the whole run."""
+        """The number of updates in the whole run."""
         return self.optimization.updates
 
     def result(self) -> Optional[dict[str, Any]]:
@@ -104,14 +104,14 @@ class Job:
 
 
 class Training(TrainingLoop):
-    """The training loop of a job, which stores its validation curve in its checkpoints.
+    """A job's training loop, which stores the validation curve in the checkpoints.
 
     Attributes:
         curve: one list per metric, with one value per validation: `updates`, `seconds` (of training only) and the
             results of :meth:`measure`.
         tokens: the number of tokens in each update.
         validations: the number of points on the curve, not counting the one before the first update. A checkpoint is
-            saved at each of them.
+            saved at each point.
         may_diverge: if true, a run that diverges gets NaN as the last point of its curve and the other runs continue;
             if false, the error ends all of them.
     """
@@ -159,7 +159,7 @@ class Training(TrainingLoop):
         self.log_metrics("valid", point)
 
     def mark_diverged(self) -> None:
-        """End a run that has diverged, with NaN metrics at the last point of its curve."""
+        """End a run that has diverged by adding a last point with NaN metrics to its curve."""
         self.updates = self.job.updates
         point = dict.fromkeys(self.curve, math.nan)
         point |= {"updates": self.updates, "seconds": sum(self.seconds)}
@@ -194,8 +194,8 @@ def train(
         jobs: the jobs; duplicates run only once.
         open_training: a function that starts or resumes a job's run.
         description: the label of the progress bar.
-        executor: runs each job in a separate process; None to interleave the jobs in this process.
-        threads: the number of torch threads per job in a separate process.
+        executor: the executor that runs each job in a separate process; None to interleave the jobs in this process.
+        threads: the number of torch threads for each job that runs in a separate process.
 
     Raises:
         UserError: a job in a separate process has failed. The message names its log.

@@ -28,8 +28,8 @@ class Yardsticks:
     def describe(self, unit: str, shown: Callable[[float], float] = float) -> str:
         """Return a sentence that states both yardsticks in `unit`; `shown` converts a loss in bits to that unit."""
         return (
-            f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts of {self.context} "
-            f"reaches {shown(self.counts):.2f} (with Witten-Bell interpolation)."
+            f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts that sees "
+            f"{self.context} reaches {shown(self.counts):.2f} (with Witten-Bell interpolation)."
         )
 
     def warn(self, losses: Mapping[str, float]) -> list[str]:
@@ -39,18 +39,19 @@ class Yardsticks:
         sentences = []
         if at_unigram:
             sentences.append(
-                f"Not below the unigram loss by {CLEARLY_BELOW:g} bits: {', '.join(at_unigram)}. They have learned no "
-                "more than how often each token occurs, so differences between them say nothing about the patterns. "
-                "Train longer."
+                f"No more than {CLEARLY_BELOW:g} bits below the unigram loss: {', '.join(at_unigram)}. These models "
+                "have learned no more than how often each token occurs, so the differences between them say nothing "
+                "about the patterns. Train longer."
             )
         if above:
             sentences.append(
-                f"Above the table of counts: {', '.join(above)}. Counting {self.context} still predicts better."
+                f"Not below the loss of the table of counts: {', '.join(above)}. Counting {self.context} still "
+                "predicts better than these models do."
             )
         return sentences
 
 
 def yardsticks_of(text: MaskedText, batches: Iterable[Mapping[str, Any]]) -> Yardsticks:
-    """Compute the yardsticks for the masked tokens in `batches` from counts on the training text."""
+    """Compute the yardsticks for the masked tokens in `batches` from token counts in the training text."""
     batches = list(batches)
     return Yardsticks(text.cost_of_frequencies(batches), text.count_model_loss(batches), NEIGHBOURS)

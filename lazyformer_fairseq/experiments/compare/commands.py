@@ -53,7 +53,7 @@ def compare() -> None:
     multiple=True,
     callback=named(EXAMPLE),
     metavar="NAME=SPEC",
-    help="Model to train. May be repeated.  [default: --presets]",
+    help="Model to train. May be repeated.  [default: the task's presets]",
 )
 @click.option(
     "--presets",
@@ -61,8 +61,8 @@ def compare() -> None:
     section=MODELS,
     type=int,
     metavar="SUBLAYERS",
-    help="Also train the task's preset models with this number of sublayers. Available: "
-    f"{'; '.join(f'{task.name} has {sorted(task.presets)}' for task in TASKS)}.",
+    help="Also train the task's preset models with this number of sublayers: "
+    f"{'; '.join(f'one of {sorted(task.presets)} for {task.name}' for task in TASKS)}.",
 )
 @click.option(
     "--random-orders",
@@ -93,9 +93,9 @@ def run(
 
     DATA is a folder written by `lazyformer corpus` (for masked-lm) or by `lazyformer lm prepare` (for language-model).
     For each seed, the models' updates are interleaved, and all models train on the same batches with the same masks.
-    Only training time is counted. The command writes results.json, with curves, times, memory, versions and checksums,
-    to the folder OUT, along with tables, plots and the trained models. You can stop the command at any time and rerun
-    it to resume. See docs/compare.md for details.
+    Only training time is counted. The command writes tables, plots and the trained models to the folder OUT, along with
+    results.json, which contains curves, times, memory, versions and checksums. You can stop the command at any time and
+    rerun it to resume. See docs/compare.md for details.
 
     \b
     SPEC is a pattern, a named arch from this package, fairseq:roberta_base, hf:bert or hf:modernbert, optionally
@@ -145,7 +145,7 @@ def run(
     default=BASELINE,
     callback=_target,
     metavar="baseline|NUMBER",
-    help="Metric value to measure each model's time to; `baseline` is the baseline's final value (median over seeds).",
+    help="Metric value to reach: a number, or `baseline` for the baseline's final value (median over seeds).",
 )
 @click.option(
     "--against",

@@ -1,4 +1,4 @@
-"""Causal language modeling as a comparison task, with perplexity over every token and latency at batch size 1."""
+"""Causal language modeling as a comparison task, measured by perplexity over all tokens and latency at batch size 1."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -28,7 +28,7 @@ from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 SPLITS = ("valid", "test")
 ROUNDS = 50
-ROWS = 64  # batch size of an evaluation
+ROWS = 64  # batch size for evaluation
 
 
 class LanguageModel(ComparedTask):
@@ -37,10 +37,10 @@ class LanguageModel(ComparedTask):
     OPTIONS = (CausalLMOptions, StreamOptions)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return a model's network builder, pre-norm by default as in equations 1 and 2 of the PAR paper.
+        """Return a model's network builder. Models are pre-norm by default, as in equations 1 and 2 of the PAR paper.
 
-        With post-norm and Adam, a model takes far more updates than a small comparison allows to learn more than word
-        frequencies.
+        With post-norm and Adam, learning more than word frequencies takes far more updates than a small comparison
+        allows.
         """
         sizes = self.settings.sizes
         options = CausalLMOptions(
@@ -94,7 +94,7 @@ class LanguageModel(ComparedTask):
         )
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Compute `perplexity` and `loss`, in bits per token, on the start of the validation split."""
+        """Compute `perplexity` and `loss`, in bits per token, on the first tokens of the validation split."""
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
@@ -141,8 +141,8 @@ class LanguageModel(ComparedTask):
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
         """Measure each model's `flops` per segment and `latency_milliseconds` at batch size 1, by name.
 
-        Latency is the time to score a segment of the test split with a full memory; measurements of the models are
-        interleaved. Unlike the FLOPs, it includes words beyond the softmax's first band.
+        Latency is the time to score a segment of the test split with a full memory; the models' measurements are
+        interleaved. Unlike the FLOPs, the latency includes words beyond the softmax's first band.
         """
         costs = {}
         scorings = {}
@@ -171,7 +171,7 @@ class LanguageModel(ComparedTask):
         return costs
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
-        """Evaluate a model on a split's first `most` tokens with the segment and memory lengths of training."""
+        """Evaluate a model on a split's first `most` tokens with the segment and memory lengths used in training."""
         return evaluate(
             training.model,
             open_tokens(Path(self.settings.data) / split)[:most],

@@ -27,8 +27,8 @@ from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-SEED = 0  # of the validation masks, independent of the training seed
-BATCH = 32  # blocks per batch in validation
+SEED = 0  # seed of the validation masks, independent of the training seed
+BATCH = 32  # blocks per batch during validation
 
 
 class MaskedLM(ComparedTask):
@@ -138,7 +138,7 @@ class MaskedLM(ComparedTask):
                 sample = to_device(batch, training.device)
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
-                # As in training, fairseq's own models take a mask; our models and transformers' take positions.
+                # As in training, fairseq's own models take a mask; all other models take positions.
                 if getattr(model, "takes_positions", False):
                     masked = sample["masked_positions"]
                 else:
@@ -172,7 +172,7 @@ class MaskedLM(ComparedTask):
 
     @cached_property
     def _batches(self) -> list[dict]:
-        """Batches of evenly spaced validation blocks with about `validation_tokens` tokens in total.
+        """Batches of evenly spaced validation blocks, about `validation_tokens` tokens in total.
 
         Their masks never change.
         """

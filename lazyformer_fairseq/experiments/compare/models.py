@@ -11,14 +11,14 @@ from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 # The prefix of an external model's SPEC: "fairseq:" is followed by one of fairseq's --arch names, "hf:" by a model from
-# transformers. For each model, the table has the pattern of one layer, which is used to count its FLOPs.
+# transformers. For each model, the table has the pattern of one layer, which is used to count the model's FLOPs.
 EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "sf"}),
     "hf": ("huggingface", {"bert": "sf", "modernbert": "sf[gate=gelu]"}),
 }
 OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
-DRAWS = 1000  # random draws per requested order
+DRAWS = 1000  # maximum number of random draws per requested order
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
 
 
@@ -27,7 +27,7 @@ class ModelSpec:
     """A model to compare.
 
     Attributes:
-        name: the name in tables, without the suffix for a fraction of the training time.
+        name: the model's name in tables, without the suffix for a fraction of the training time.
         what: the kind of SPEC: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
         pattern: the pattern of its sublayers; for an external model, one with the same FLOPs.
         arch: the name of an arch or an external model; None for a pattern.
@@ -37,7 +37,7 @@ class ModelSpec:
         own_sizes: whether an arch keeps its own widths and heads and, for encoders, its own positions and attention
             dropout.
         without: the names of the recipe parts that the model omits.
-        rates: the model's own learning rates, which replace the comparison's; empty for none.
+        rates: the model's own learning rates, which replace the comparison's; empty if it has none.
         options: further command-line options of the model, text, optimizer and schedule.
     """
 
@@ -72,8 +72,8 @@ def layers_in(pattern: str) -> int:
 def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
     """Parse the SPEC of each model, in order.
 
-    Unless its SPEC sets ``layers=N``, an external model has half as many layers as this package's first model has
-    sublayers.
+    Unless its SPEC sets ``layers=N``, an external model has half as many layers as the first of this package's models
+    has sublayers.
 
     Args:
         specs: each model's SPEC by NAME.
@@ -217,7 +217,7 @@ def _read_external(name: str, spec: str, sizes: Mapping[str, Any], first: Option
     if not layers and first:
         layers = max(1, layers_in(first.pattern))
     if not layers:
-        raise UserError(f"--model {name}={spec}: specify its number of layers, as in '{name}={whole}; layers=6'")
+        raise UserError(f"--model {name}={spec}: specify the number of layers, as in '{name}={whole}; layers=6'")
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
     pattern = f"({archs[called]})x{layers}"
     return ModelSpec(name=name, what=what, pattern=pattern, arch=called, **widths, **others)

@@ -19,7 +19,7 @@ from lazyformer_fairseq.report.tables import Table
 NOT_REACHED = "not reached"
 NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
 AS_PLANNED = 0.2  # runs that miss the budget by a larger fraction than this get a note
-EQUAL = 0.02  # parameter counts within this fraction are equal: widths are integers, so they cannot match exactly
+EQUAL = 0.02  # parameter counts within this fraction count as equal, because integer widths rule out an exact match
 
 
 def write_report(
@@ -203,7 +203,7 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
-    """Yield a note that names the runs that clearly missed their time budget, if any.
+    """Yield a note that names the runs that clearly missed their time budget, if any did.
 
     A trial before training converts the budget to a number of updates, so a later change in the machine's load makes
     runs longer or shorter than the budget.
@@ -219,7 +219,7 @@ def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
             odd.append(f"{name} took {took:,.1f} s instead of {wanted:,.1f} s")
     if odd:
         yield (
-            f"Some runs missed their part of the budget of {budget:,.1f} s: {'; '.join(odd)}. The update counts "
+            f"Some runs missed their share of the budget of {budget:,.1f} s: {'; '.join(odd)}. The update counts "
             "come from a trial before training, and the load on the machine has changed since then. To use the budget "
             "exactly, run the comparison again in a different folder with nothing else running on the machine."
         )
@@ -239,7 +239,7 @@ def _of_parameters(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _of_rates(comparison: results.Comparison) -> Iterator[str]:
-    """Describe the learning rates of each family's longest run, which its shorter runs use too."""
+    """Describe the learning rate of each family's longest run, which the family's shorter runs use too."""
     described = []
     counts = []
     at_edge = []
@@ -275,7 +275,7 @@ def draw_curves(
     path: Path,
     against: Sequence[str] = AXES,
 ) -> None:
-    """Plot the metric against each cost in its own panel, with medians over seeds and bands from lowest to highest.
+    """Plot the metric against each cost in its own panel: lines show medians over seeds; bands show the full range.
 
     A dashed line shows the target; a hollow marker shows the end of a shorter run.
 

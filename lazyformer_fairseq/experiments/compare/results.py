@@ -1,15 +1,15 @@
-"""Classes for the models, runs and curves in the results.json of one comparison or of several joined ones.
+"""Classes for the models, runs and curves in results.json, from one comparison or several joined comparisons.
 
-From these, the module computes each model's time to a target and its ratio to the baseline's time. There are two
-clocks:
+From these, the module computes each model's time to a target, and the ratio of this time to the baseline's. There are
+two clocks:
 
-The *curve* clock stops when a run's validation metric first reaches the target, interpolated linearly between the two
-evaluations around that point. Losses are inflated while the learning rate is still high, so this clock puts every model
-at a disadvantage except the baseline, which is timed over its whole run.
+The *curve* clock stops when a run's validation metric first reaches the target; the time is interpolated linearly
+between the two evaluations around that point. Losses are inflated while the learning rate is still high, so this clock
+puts every model at a disadvantage except the baseline, which is timed over its whole run.
 
-The *whole* clock is the time of the shortest run (``NAME``, ``NAME@0.7``, ...) that ends at least as good as the
-target. All of these runs completed their schedules, so nothing is interpolated; the resolution depends on the fractions
-that were trained.
+The *whole* clock takes the duration of the shortest run (``NAME``, ``NAME@0.7``, ...) whose final metric is at least as
+good as the target. All of these runs completed their schedules, so nothing is interpolated; the resolution depends on
+which fractions were trained.
 """
 
 import math
@@ -37,7 +37,7 @@ RULES = ("recipe", "normalize_before", "precision", "fairseq_options")
 
 @dataclass(frozen=True)
 class Measure:
-    """The held-out metric that models are compared by, with its name in curves and final results."""
+    """The held-out metric that models are compared by. Its name is the same in curves and final results."""
 
     name: str
     unit: str
@@ -102,7 +102,7 @@ class Model:
         return [run.final[measure] for run in self.runs.values() if measure in run.final]
 
     def totals(self, cost: str) -> list[float]:
-        """Return one of the costs of the whole run for each seed."""
+        """Return the total of one cost for each seed's run."""
         return [run.total_costs()[cost] for run in self.runs.values()]
 
 
@@ -246,7 +246,7 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 
 def _rules(comparison: Comparison) -> dict[str, Any]:
-    """Return the facts and settings that joined comparisons must share, by their name in error messages."""
+    """Return the facts and settings that joined comparisons must share, by the names used in error messages."""
     facts = comparison.facts
     settings = facts["settings"]
     rules = {
@@ -333,7 +333,7 @@ class Ratio:
 
     @property
     def bounds(self) -> Optional[tuple[float, float]]:
-        """Student's two-sided 95% confidence interval of the geometric mean over seeds.
+        """The two-sided 95% confidence interval of the geometric mean over seeds, from Student's t-distribution.
 
         It is None for fewer than three seeds, or if one of them did not reach the target.
         """
@@ -353,7 +353,7 @@ class TimeToTarget:
         clock: one of CLOCKS.
         target: a metric value.
         times: the costs of reaching the target, by seed and then by name.
-        ratios: the ratios to the baseline by cost, except for costs at which the baseline did not reach the target.
+        ratios: the ratios to the baseline, by cost; costs for which the baseline did not reach the target are missing.
     """
 
     model: str
@@ -390,7 +390,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
 
         for clock in clocks:
             own = _times(comparison.families[baseline], clock, value, measure)
-            if target == BASELINE:  # by definition, the baseline reaches its own final value at its end, not earlier
+            if target == BASELINE:  # by definition, the baseline reaches its own final value at the end, not earlier
                 own = {seed: run.total_costs() for seed, run in longest.runs.items()}
             times = own
             if family != baseline:

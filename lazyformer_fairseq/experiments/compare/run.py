@@ -1,6 +1,6 @@
 """`lazyformer compare`: train and measure models that differ in their patterns or other options.
 
-Run lengths are determined once and stored in the folder, so a resumed comparison uses the same ones.
+Run lengths are determined once and stored in the folder, so a resumed comparison uses the same lengths.
 """
 
 import math
@@ -356,7 +356,7 @@ def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates
             least = bisect_left(range(LONG), True, lo=length, key=fits)
             noun = "update" if length == 1 else "updates"
             raise UserError(
-                f"{option}: allows only {length:,} {noun} of {name}, but its learning-rate schedule requires at least "
+                f"{option}: allows only {length:,} {noun} for {name}, but its learning-rate schedule requires at least "
                 f"{least:,}; use a larger value"
             )
 
@@ -376,7 +376,7 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
 
 
 def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
-    """Estimate the seconds per update of a whole run from the seconds of each update in a trial.
+    """Estimate a whole run's seconds per update from the duration of each update in a trial.
 
     The estimate is the mean of the median times at each input length, weighted by the fraction of updates at that
     length.
@@ -395,10 +395,10 @@ def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
-    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings require it.
+    """Return the models by name, with feed-forward widths adjusted to match the baseline's size if requested.
 
-    Each model then gets the width at which its number of sublayer parameters, without embeddings and head, is closest
-    to the baseline's. External models and models that set their own width keep it.
+    If so, each model gets the width at which its number of sublayer parameters, without embeddings and head, is closest
+    to the baseline's. External models and models that set their own width are not adjusted.
 
     Raises:
         UserError: a pattern has no sublayer with a width, or has too many parameters at any width.
@@ -416,7 +416,7 @@ def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
 
 
 def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Optional[int] = None) -> int:
-    """Return a model's number of parameters without embeddings, head and biases that sublayers share.
+    """Return a model's number of parameters, excluding embeddings, the head, and biases that sublayers share.
 
     Args:
         compared: the task.

@@ -173,7 +173,7 @@ RECIPES = {
 LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
-# Costs and tables are computed from these options, so fairseq-train's options must not change them.
+# Costs and tables are computed from these options, so the options after `--`, as for fairseq-train, must not set them.
 COUNTED = {
     "sublayer_pattern": "specify the pattern as the model's SPEC",
     **{
@@ -248,7 +248,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """The user's settings, completed with the defaults of task and recipe; the comparison's folder stores them.
+    """The user's settings, completed with the task's and the recipe's defaults. The comparison's folder stores them.
 
     Attributes:
         models: each model's SPEC by NAME; empty for the task's smallest presets.
@@ -274,7 +274,7 @@ class CompareSettings:
     )
     updates: Optional[int] = of_length(
         None,
-        "Number of updates per model and seed, on the same batches.",
+        "Number of updates per model and seed; all models train on the same batches.",
         low=1,
         shown=by_task({task.name: task.updates for task in TASKS}),
     )
@@ -288,9 +288,9 @@ class CompareSettings:
     )
     shares: tuple[float, ...] = of_length(
         (),
-        "Train every other model once for each of these fractions of the baseline's training time, under the name "
-        "NAME@X. This shows how long a model takes to reach the baseline's loss, because its learning-rate schedule "
-        "must end within that time.",
+        "Train every other model once for each of these fractions X of the baseline's training time, under the name "
+        "NAME@X. Each of these runs completes its learning-rate schedule, so the shortest run that reaches the "
+        "baseline's loss shows how long the model takes.",
         "--time-fractions",
         low=0,
         is_open=True,
@@ -299,14 +299,14 @@ class CompareSettings:
     )
     checkpoint_words: tuple[int, ...] = of_length(
         (),
-        "Also save each model, without optimizer state, after about these numbers of words, such as 1M,2M,5M.",
+        "Also save each model, without its optimizer state, after about these numbers of words, such as 1M,2M,5M.",
         parse=read_count,
         metavar="N,N,...",
     )
     word_budget: Optional[int] = of_length(
         None,
-        "Maximum number of words that a run may read, counting repetitions, such as 100M. With --budget, training "
-        "stops when a run reaches this number; a value of --updates that would exceed it is rejected.",
+        "Maximum number of words, such as 100M, that a run may read, counting repetitions. With --budget, training "
+        "stops when a run reaches this number; a value of --updates that would exceed this number is rejected.",
         parse=read_count,
         metavar="N",
     )
@@ -341,15 +341,16 @@ class CompareSettings:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     validation_tokens: int = option(
         16_384,
-        "Number of tokens to evaluate at each point of a curve. Text and masks are the same for all models, seeds and "
-        "points.",
+        "Number of tokens to evaluate on at each point of a curve. The text and the masks are the same for all models, "
+        "seeds and points.",
         low=1,
         section=VALIDATION,
     )
     in_turn: Optional[bool] = of_place(
         None,
-        "Interleave the models' updates in one process, or train each model in a separate process: one per GPU, or, "
-        "on CPUs, as many at once as the cores allow with OMP_NUM_THREADS threads each.",
+        "Interleave the models' updates in one process (--in-turn), or train each model in a separate process "
+        "(--alone): one process per GPU or, on CPUs, as many at once as the cores allow with OMP_NUM_THREADS threads "
+        "each.",
         "--in-turn/--alone",
         shown="alone if there are several GPUs",
     )
@@ -360,7 +361,7 @@ class CompareSettings:
         None,
         "Numeric precision of training.",
         choices=("fp32", "bf16", "fp16"),
-        shown="on GPUs bf16 if all of them support it, otherwise fp16; on CPUs fp32",
+        shown="bf16 on GPUs if all of them support it, otherwise fp16; fp32 on CPUs",
     )
     fairseq_options: Sequence[str] = ()
 
@@ -375,8 +376,8 @@ class CompareSettings:
         for name in self.models:
             if not name or "/" in name or "@" in name:
                 raise UserError(
-                    f"--model {name}=...: the name must not be empty or contain / or @, which marks a fraction of the "
-                    "training time"
+                    f"--model {name}=...: the name must not be empty or contain / or @ (@ marks a fraction of the "
+                    "training time)"
                 )
         for spec in self.specs.values():
             self.recipe_of(spec)
@@ -461,7 +462,7 @@ class CompareSettings:
         return read_models(self.models, self.row, self.sizes)
 
     def trained(self) -> dict[str, tuple[str, float]]:
-        """Return the runs by their name in the results, NAME or NAME@FRACTION.
+        """Return the runs by their names in the results: NAME or NAME@FRACTION.
 
         Each is a pair of the model's own name and its fraction of the baseline's training time.
         """

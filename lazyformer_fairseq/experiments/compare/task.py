@@ -28,16 +28,16 @@ from lazyformer_fairseq.training.run_record import hash_data
 from lazyformer_fairseq.training.word_counter import WordCounter, refuse_too_many_words
 
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
-POINTS = 10  # of a curve
+POINTS = 10  # number of points on a curve
 POINTS_OF_TRY = 2  # of a learning-rate trial; only the last counts, and the other lets an interrupted trial resume
-POINTS_EXPONENT = 1.5  # exponent; above 1, points are denser at the steep start of a curve
+POINTS_EXPONENT = 1.5  # above 1, so that points are denser at the steep start of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob(Job):
     """The training run of one model with one seed and one learning rate.
 
-    The job has the model's name in the results, such as ``mine@0.7``.
+    The job's name is the model's name in the results, such as ``mine@0.7``.
 
     Attributes:
         spec: the model.
@@ -191,11 +191,11 @@ class ComparedTask(ABC):
         return {}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:  # noqa: ARG002
-        """Measure inference costs of the jobs' trained models, by name; empty by default."""
+        """Return the measured inference costs of the jobs' trained models, by name; empty by default."""
         return {}
 
     def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
-        """Return a model's optimization for `updates` updates, from the recipe and the user's further options."""
+        """Return a model's optimization for `updates` updates, based on the recipe and the user's further options."""
         settings = self.settings
         recipe = settings.recipe_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
@@ -221,7 +221,9 @@ class ComparedTask(ABC):
         return {**select_options(options_class, of_recipe), **self.given(options_class, spec)}
 
     def given(self, options_class: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
-        """Return the user's further options that are fields of a dataclass, for all models and for this one, by name.
+        """Return the user's further options, by name, that are fields of a dataclass.
+
+        These are the options for all models and, if `spec` is given, the options for its model.
 
         Raises:
             UserError: an option does not belong to the models, text, optimizer or schedule.
@@ -289,7 +291,7 @@ class ComparedTask(ABC):
 
 
 class ComparedTraining(Training):
-    """The training loop of a compared model, with tokens and FLOPs at each point of its curve."""
+    """A compared model's training loop; each point of the curve also has the tokens and FLOPs spent so far."""
 
     may_diverge = True
 

@@ -1,1 +1,1 @@
-"""``lazyformer curves``: the validation loss of runs, from their records."""
+"""``lazyformer curves``: a table and a plot of validation losses, read from the runs' records."""

@@ -32,9 +32,9 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     """Plot the validation losses of several runs in one figure, and print a table of their final losses and costs.
 
     A RUN is a folder of checkpoints that also contains the run's record: run.json and metrics.jsonl. A folder with
-    subfolders phase1, phase2, ... is plotted as one run with these phases, with a thin line where a phase ends. Hours
-    include only work that led to the final weights, including validation and saving. FLOPs are computed from the model;
-    an update counts as three forward passes.
+    subfolders phase1, phase2, ... is plotted as one run, and a dashed line marks the end of each phase but the last.
+    Hours count only the work that led to the final weights, including validation and saving. FLOPs are computed from
+    the model; an update counts as three forward passes.
 
     \b
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours

@@ -1,4 +1,4 @@
-"""The table and the plot of validation losses against updates, tokens, hours and FLOPs, from the runs' records."""
+"""A table and a plot of validation losses against updates, tokens, hours and FLOPs, made from the runs' records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class History:
         splits: the losses on each held-out split.
         training: training losses, each averaged over the updates since the record's previous line.
         borders: the updates at which one phase ends and the next begins.
-        cumulative_costs: for each axis, the cumulative amount spent at recorded updates.
+        cumulative_costs: for each axis, the total amount spent up to each recorded update.
         why_no_flops: the reason why a phase's FLOPs cannot be counted; empty if they can.
     """
 
@@ -83,7 +83,7 @@ class History:
         return np.interp(wanted, known[:, 0], known[:, 1]) + beyond
 
     def add_phase(self, record: RunRecord, lines: Sequence[MetricsLine]) -> None:
-        """Append a phase's record; its updates, seconds and tokens are counted from the start of the phase."""
+        """Append a phase's record, in which updates, seconds and tokens are counted from the start of the phase."""
         start = self.last_update
         spent = {axis: self.at(axis, [start])[0] for axis in AXES}
         if start:
@@ -108,7 +108,7 @@ class History:
                 loss = nan
             self.cumulative_costs["hours"].setdefault(updates, hours + line.seconds / 3600)
             if line.split != "train":
-                # A phase starts with the previous phase's final weights, and their loss is already recorded there.
+                # A phase starts with the previous phase's final weights, and that phase already recorded their loss.
                 is_another = updates > start or not start
                 if is_another and "loss" in line.values:
                     self.splits.setdefault(line.split, {})[updates] = loss
@@ -193,10 +193,10 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, History], list[str]]:
-    """Read the histories of the validated runs, by name, and return sentences about the runs that were not validated.
+    """Return the histories of all runs that have been validated, by name, and a sentence about each of the other runs.
 
     Raises:
-        UserError: no run was validated, or their losses cannot be compared.
+        UserError: no run has been validated, or the runs' losses cannot be compared.
     """
     read = {name: read_history(phases) for name, phases in runs.items()}
     shown = {name: history for name, history in read.items() if history.losses}
@@ -206,8 +206,8 @@ def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, Histor
             skipped.append(f"{name}: not yet validated after {history.last_update:,} updates")
     if not shown:
         raise UserError(
-            f"nothing to plot: {'; '.join(skipped)}. A run is validated when it saves (--save-interval-updates) and "
-            "every --validate-interval-updates, unless --disable-validation is set"
+            f"nothing to plot: {'; '.join(skipped)}. A run is validated whenever it saves a checkpoint "
+            "(--save-interval-updates) and every --validate-interval-updates, unless --disable-validation is set"
         )
     measures = {history.measure: name for name, history in shown.items()}
     if len(measures) > 1:
@@ -248,9 +248,9 @@ def _number(value: float, digits: str) -> str:
 
 
 def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -> None:
-    """Plot the validation losses against each axis in its own panel, and save the figure as a PNG file.
+    """Plot the validation losses, with one panel per horizontal axis, and save the figure as a PNG file.
 
-    A dashed vertical line marks the end of a phase.
+    Dashed vertical lines mark the ends of phases.
 
     Args:
         shown: the runs.
@@ -287,7 +287,7 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
 
 
 def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:
-    """Return a sentence for each run that cannot be plotted against FLOPs, with the reason."""
+    """Return, for each run that cannot be plotted against FLOPs, a sentence that states the reason."""
     sentences = []
     for name, history in shown.items():
         if "flops" in axes and history.why_no_flops:

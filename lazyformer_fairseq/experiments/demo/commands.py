@@ -21,7 +21,7 @@ from lazyformer_fairseq.options import Command, with_options_from
     show_default=True,
 )
 def demo(settings: DemoSettings, output: Path) -> None:
-    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, and draw their losses.
+    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, and plot the losses.
 
     You can stop the command at any time and rerun it to resume.
     """

@@ -51,7 +51,7 @@ SIZES = {
     "max_positions": 64,
     "dropout": 0.0,
     "attention_dropout": 0.0,
-    "attention_backend": "eager",  # at this size, takes two thirds as long as the back end that "auto" selects
+    "attention_backend": "eager",  # at this size, "auto" selects a back end that takes 1.5 times as long
 }
 ADAM = {
     "optimizer": "fused_adam",
@@ -85,7 +85,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
         yardsticks = yardsticks_of(objective.texts, objective.held_out("valid"))
         print(f"\n{report(pretrained, finetuned, yardsticks, folder)}")
-        print(f"Both models were pre-trained on {tokens:,} tokens, interleaved in one process.")
+        print(f"Both models were pre-trained on the same text of {tokens:,} tokens, with interleaved updates.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
 
@@ -139,7 +139,7 @@ class DemoTraining(Training):
 
     Args:
         job: the job to run.
-        measures: the names of the metrics in its curve.
+        measures: the names of the metrics in the job's curve.
     """
 
     validations = 6
@@ -155,7 +155,7 @@ class DemoTraining(Training):
 
 
 def recipe_options(settings: DemoSettings) -> Mapping[str, Any]:
-    """Return the recipe's options for model, text and optimizer, by name."""
+    """Return the recipe's options for the model, the text and the optimizer, by name."""
     if settings.recipe == "laptop":
         return LAPTOP
     return ADAM
@@ -226,8 +226,8 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
 
     Args:
         pretrained: the pre-training results by model.
-        finetuned: the fine-tuning results by model. The score after the last update is reported, because choosing the
-            best one would select on the split that it is measured on.
+        finetuned: the fine-tuning results by model. The score after the last update is reported; choosing the best
+            score instead would mean selecting on the split that the scores are measured on.
         yardsticks: the losses of count-based predictors, for comparison.
         folder: the folder to write the files to.
     """
@@ -273,7 +273,7 @@ def _verdict(pretrained: Results) -> str:
 
 
 def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:
-    """Plot the validation losses and the yardsticks against updates and training time, and save them as a PNG file."""
+    """Plot the validation losses and the yardsticks against updates and training time, and save the plot as PNG."""
     labels = {"updates": "updates", "seconds": "seconds of training"}
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, (key, label) in zip(panels, labels.items(), strict=True):

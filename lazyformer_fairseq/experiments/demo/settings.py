@@ -9,7 +9,7 @@ from lazyformer_fairseq.training.laptop import LAPTOP_HELP
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings that determine the demo's result; its folder stores them, and resuming requires the same settings.
+    """The settings that determine the demo's result. Its folder stores them, and resuming requires the same settings.
 
     Attributes:
         vocab_size: the number of symbols in the vocabulary.

@@ -22,8 +22,8 @@ class ShowSettings:
 
     arch: Optional[str] = option(
         None,
-        "Named model that supplies the default sizes, and the pattern if there is no PATTERN. With a causal one, such "
-        "as transformer_xl_base, patterns are built as causal models.",
+        "Named model that supplies the default sizes and, if no PATTERN is given, the pattern. If it is a causal "
+        "model, such as transformer_xl_base, all patterns are built as causal models.",
         parse=arch_named,
         shown="bert_base",
     )
@@ -39,12 +39,12 @@ class ShowSettings:
     length: int = option(512, "Sequence length, in tokens, for counting FLOPs.", low=1)
     tokens: int = option(32, "Number of tokens to draw.", low=1)
     memory: int = option(0, "Number of earlier tokens in a causal model's memory.", low=0)
-    output: Optional[Path] = option(None, "PNG file for the picture, instead of drawing it as text.")
+    output: Optional[Path] = option(None, "PNG file to save the picture to, instead of printing it as text.")
 
 
 @click.group(cls=Group)
 def pattern() -> None:
-    """Inspect a pattern before you train it."""
+    """Inspect a pattern before you train a model with it."""
 
 
 @pattern.command()

@@ -49,9 +49,9 @@ class AttendedTokens:
     Attributes:
         title: the sublayer's text, and the text of the sublayer that it reads from, if any.
         by_heads: pairs (heads, weights), one for each group of adjacent heads that attend to the same tokens. The
-            weights, (T, K), are the dependence of the output at each token on the input at each token, relative to the
-            row's largest value; they are 0 for tokens that are not attended to. K is M + T; a causal model's memory
-            comes first.
+            weights, (T, K), state how much the output at each token depends on each input token, relative to the row's
+            largest value; they are 0 for tokens that are not attended to. K is M + T; a causal model's memory comes
+            first.
     """
 
     title: str
@@ -72,7 +72,7 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """Build a narrow network from a pattern, in double precision and with very small random weights.
+    """Build a narrow double-precision network with very small random weights from a pattern.
 
     Args:
         pattern: the pattern of the network's sublayers.
@@ -113,9 +113,9 @@ def build_network(
 def find_attended_tokens(network: Stack, tokens: int, memory: int = 0) -> list[AttendedTokens]:
     """Find the tokens that a network's sublayers attend to, from the lowest sublayer to the highest.
 
-    Each sublayer is run on random vectors, and the gradients of its heads' outputs show how much they depend on each
-    token. Sublayers of the same kind with the same settings appear once. An ``l`` attends to the same tokens as its
-    ``s`` and is omitted.
+    Each sublayer is run on random vectors, and the gradients of its heads' outputs show how much each output
+    depends on each token. Sublayers of the same kind with the same settings appear once. An ``l`` attends to the same
+    tokens as its ``s`` and is omitted.
 
     Args:
         network: a network built by :func:`build_network`.
@@ -171,7 +171,7 @@ def _run(
 
 
 def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
-    """Compute how much each output depends on each input token, relative to the row's largest value, (N, T, K).
+    """Compute how much each output depends on each input token, (N, T, K), relative to the row's largest value.
 
     The dependence is the norm of the gradient of a random projection of a head's output with respect to the token.
     """
@@ -238,7 +238,7 @@ def _costs(parameters: int, flops: int) -> dict[str, str]:
 
 
 def text_picture(seen: AttendedTokens) -> str:
-    """Draw the tokens that a sublayer attends to as text, with one line per query."""
+    """Return a text picture of the tokens that a sublayer attends to, with one line per query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
         title = seen.title
@@ -265,7 +265,7 @@ def name_heads(heads: range) -> str:
 
 
 def draw_attended_tokens(all_seen: Sequence[AttendedTokens], path: Path) -> None:
-    """Draw one panel per sublayer and group of heads: rows are queries, columns are keys, darker is larger."""
+    """Draw one panel per sublayer and group of heads: rows are queries, columns are keys, and darker means larger."""
     panels = []
     for seen in all_seen:
         for heads, weights in seen.by_heads:

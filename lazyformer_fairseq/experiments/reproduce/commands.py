@@ -29,10 +29,10 @@ class ReproduceOptions:
     plan: bool = option(False, "Print each step's cost, disk space, state and command without running anything.")
     teraflops: Optional[float] = option(
         None,
-        "Training speed that --plan assumes, in TFLOP/s over all devices.",
+        "Training speed of all devices together that --plan assumes, in TFLOP/s.",
         low=0,
         is_open=True,
-        shown="21.4 per GPU, as on LazyFormer's V100s; with --tiny 0.005",
+        shown="21.4 per GPU, as on LazyFormer's V100s; 0.005 with --tiny",
     )
     report: bool = option(False, "Write the report on the results so far without running any step.")
 
@@ -77,7 +77,7 @@ def reproduce() -> None:
     multiple=True,
     callback=separated,
     metavar="A,B,...",
-    help="GLUE tasks to fine-tune on.  [default: the paper's eight; with --tiny CoLA and RTE]",
+    help="GLUE tasks to fine-tune on.  [default: the paper's eight; CoLA and RTE with --tiny]",
 )
 @with_options_from(ExecutorOptions, into="place")
 def lazyformer(
@@ -132,7 +132,7 @@ def par(raw: str, out: Path, options: ReproduceOptions) -> None:
     report with the measured numbers next to the paper's. RAW is a folder with the subfolders `wikitext-103`, `enwik8`
     and `text8`, which contain the texts as distributed, or as prepared by scripts/prepare_wikitext103.sh and the
     corresponding scripts. With --tiny, RAW may be the word demo, which stands for the English prose that ships with
-    Python. For Table 4, PAR BERT, use scripts/pretrain_par_bert.sh.
+    Python. To reproduce Table 4 (PAR BERT), use scripts/pretrain_par_bert.sh.
 
     You can stop the command at any time and rerun it to resume. Check --plan first.
 

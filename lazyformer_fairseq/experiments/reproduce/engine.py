@@ -206,8 +206,8 @@ class Reproduction:
         existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
         free = shutil.disk_usage(existing).free / GB
         to_do = (
-            f"The remaining training runs take {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; "
-            f"{free:,.1f} GB are free in {existing}."
+            f"The remaining training runs take {hours_left:,.1f} hours, and their checkpoints take "
+            f"{gigabytes_left:,.1f} GB; {free:,.1f} GB are free in {existing}."
         )
         if free < gigabytes_left:
             to_do += " THIS DOES NOT FIT."
@@ -291,7 +291,7 @@ def run_step(step: Step, out: Path) -> float:
     return seconds
 
 
-# --- Parts that the sections of all reports use
+# --- Functions shared by the sections of all reports
 
 
 def missing(steps: str) -> str:
@@ -305,14 +305,14 @@ def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
     Args:
         folders: the folders of runs, which may not have started yet.
         report: the report's folder.
-        steps: the name of the steps to mention if there are no measurements yet.
+        steps: the steps' name, which is mentioned if there are no measurements yet.
     """
     begun = [str(folder) for folder in folders if (folder / RUN).exists()]
     try:
         shown, silent = read_histories(find_runs(begun))
     except UserError:
         return missing(steps)
-    axes = [axis for axis in AXES if axis != "tokens"]  # redundant because all models read the same tokens per update
+    axes = [axis for axis in AXES if axis != "tokens"]  # redundant: all models read equally many tokens per update
     draw(shown, axes, report / "loss.png")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
     return "\n\n".join([table(shown), *silent, picture])

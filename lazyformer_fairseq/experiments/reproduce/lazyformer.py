@@ -87,7 +87,7 @@ class Size:
         finetuning: further options of `lazyformer finetune`.
         updates: the number of pre-training updates.
         kept: the updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints scores only for
-            500,000.
+            500,000 updates.
         validate_every: the number of updates between validations.
         length: the number of tokens per sequence.
         sequences: the number of sequences per update.
@@ -130,7 +130,7 @@ class Size:
         return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
-        """Return the name of the arch to time, which is the tiny twin in the miniature version."""
+        """Return the name of the arch to time: in the miniature version, the tiny (`_tiny`) version of this arch."""
         if self.is_tiny:
             return f"{arch.removesuffix('_base')}_tiny"
         return arch
@@ -143,7 +143,7 @@ PAPER = Size(
     finetuning={},
     updates=1_000_000,
     kept=(200_000, 400_000, 500_000, 600_000, 800_000, 1_000_000),
-    validate_every=5000,  # at every checkpoint
+    validate_every=5000,  # that is, at every checkpoint
     length=512,
     sequences=256,
     tasks=PAPER_TASKS,
@@ -257,7 +257,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         elif path.name not in NOT_TEXT and not path.name.startswith("."):
             texts.append(str(path))
     if not texts:
-        raise UserError(f"{raw} contains no text; add a Wikipedia dump, and a folder `{BOOKS}` of books")
+        raise UserError(f"{raw} contains no text; add a Wikipedia dump and a folder `{BOOKS}` that contains books")
     return Inputs(str(folder.absolute()), tuple(texts), glue, present, models)
 
 
@@ -275,7 +275,7 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
         size: the reproduction's sizes.
         inputs: its texts, tasks and models.
         out: the folder for the results.
-        precision: the benchmarks' precision; all other commands choose it based on the machine.
+        precision: the benchmarks' precision; all other commands choose theirs based on the machine.
     """
     page = _Page(size, inputs, out)
     settings = {
@@ -295,7 +295,7 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     if size.is_tiny:
         introduction = (
             f"**This shows that everything runs, not which model is better**: widths are divided by {size.shrink}, "
-            f"with {size.length} tokens per sequence, {size.sequences} sequences per update and {size.updates:,} "
+            f"and each model trains on {size.sequences} sequences of {size.length} tokens for {size.updates:,} "
             f"updates. In the benchmarks, all models have the same tiny widths.\n\n{introduction}"
         )
 
@@ -317,7 +317,7 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
 
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
-    """Return the updates at which checkpoints are fine-tuned: all of Figure 2 for models in Table 1, else the last."""
+    """Return the updates whose checkpoints are fine-tuned: all of Figure 2 for a model in Table 1, else the last."""
     if arch in TABLE_1:
         return size.kept
     return size.kept[-1:]

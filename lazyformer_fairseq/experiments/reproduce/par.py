@@ -154,7 +154,7 @@ class Size:
     is_tiny: bool = False
 
     def arch(self, name: str) -> str:
-        """Return the arch to train, which is the tiny twin in the miniature version."""
+        """Return the arch to train: in the miniature version, the tiny (`_tiny`) version of this arch."""
         if self.is_tiny:
             return f"{name.removesuffix('_base')}_tiny"
         return name
@@ -252,7 +252,7 @@ def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
     lacking = [name for name in CORPORA if name not in found]
     if lacking and not (size.is_tiny and found):
         scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {folders[name]}" for name in lacking)
-        raise UserError(f"{raw} lacks {', '.join(lacking)}; create it with {scripts}, or specify a folder that has it")
+        raise UserError(f"{raw} lacks {', '.join(lacking)}; run {scripts}, or specify a folder that has all texts")
     return found
 
 
@@ -288,14 +288,14 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     """
     page = _Page(size, out)
     introduction = (
-        "Columns marked (paper) show the numbers printed in arXiv 2009.04534, with latencies on an A100. All others "
-        f"were measured here with one seed. Texts: {', '.join(inputs)}."
+        "Columns marked (paper) show the numbers printed in arXiv 2009.04534, whose latencies were measured on an "
+        f"A100. All others were measured here with one seed. Texts: {', '.join(inputs)}."
     )
     if size.is_tiny:
         introduction = (
-            "**This shows that everything runs, not which model is better**: models are 32 wide, with segments and "
-            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers were measured on "
-            f"different texts.\n\n{introduction}"
+            "**This shows that everything runs, not which model is better**: models have a width of 32, segments "
+            f"and memory have 16 tokens each, and training takes {size.updates} updates on 8 streams. The paper's "
+            f"numbers were measured on different texts.\n\n{introduction}"
         )
 
     return Reproduction(
@@ -553,7 +553,7 @@ class _Page:
                     "PPL / bpc (paper)": printed_measure,
                 }
             )
-        explanation = "The time per segment is averaged over the evaluation on the test split, at batch size 1 in fp32."
+        explanation = "The time per segment is averaged over the test split, evaluated at batch size 1 in fp32."
         return f"{markdown_table(rows, left=('model', 'pattern'))}\n\n{explanation}"
 
     def longer_training(self, _: Path) -> str:

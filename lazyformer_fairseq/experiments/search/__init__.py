@@ -1,1 +1,1 @@
-"""Searches for sublayer patterns: a single one, as in PAR Transformer, section 2, or one per latency budget."""
+"""Searches for sublayer patterns: a single pattern, as in section 2 of PAR Transformer, or one per latency budget."""

@@ -120,14 +120,14 @@ def compress(
     latencies: Optional[Path],
     **given: Any,
 ) -> None:
-    """Find faster patterns for a trained masked-LM encoder that increase its loss the least, without any training.
+    """Find, without any training, the faster patterns that increase a trained masked-LM encoder's loss the least.
 
     CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or a folder written by `lazyformer
     corpus`, whose valid split is used. The command scores every possible change of a single sublayer by how much it
     increases the loss on this text. For each latency budget, dynamic programming selects the changes with the smallest
-    total score, and the best patterns are then measured as a whole. The command writes a report to OUT and one model
-    per budget. Each model starts from the weights of CHECKPOINT and is stored in the format of `lazyformer import`, so
-    `lazyformer pretrain` can continue to train it. You can stop the command at any time and rerun it to resume. See
+    total score, and the best patterns are then measured as a whole. The command writes a report and one model per
+    budget to OUT. Each model starts from the weights of CHECKPOINT and is stored in the format of `lazyformer import`,
+    so `lazyformer pretrain` can continue to train it. You can stop the command at any time and rerun it to resume. See
     docs/search.md for details.
 
     \b

@@ -1,8 +1,9 @@
 """Successive halving (arXiv 1502.07943): patterns are trained from scratch, and most runs end early.
 
-A run has a constant learning rate. At each rung, a branch decays the rate (Haegele et al., 2024, arXiv 2405.18392), as
-if the run had been planned to end there. The branches' validation losses rank the patterns of a budget, and the best
-patterns continue from the points where their branches began. On the last rung, trunk and branch form a complete run.
+The trunk of a run has a constant learning rate. At each rung, a branch leaves the trunk and decays the rate (Haegele et
+al., 2024, arXiv 2405.18392), as if the run had been planned to end there. The branches' validation losses rank the
+patterns of a budget, and the best patterns continue from the points where their branches began. On the last rung, trunk
+and branch form a complete run.
 """
 
 import math
@@ -27,7 +28,7 @@ DECAY = 0.15  # fraction of the updates over which the learning rate decays, unl
 
 
 class BranchTraining(Training):
-    """The training loop of a pattern up to one rung: a trunk with a constant rate, and a branch that decays it.
+    """The training loop of a pattern up to one rung: a trunk with a constant rate, and a branch that decays the rate.
 
     The checkpoint at the end of the trunk is kept, and the next rung continues from it. If the process is killed before
     the checkpoint is written, the next rung starts from scratch; the result is bitwise identical.

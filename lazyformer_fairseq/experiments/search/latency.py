@@ -21,9 +21,9 @@ from lazyformer_fairseq.storage.checked import Amount
 from lazyformer_fairseq.storage.json_files import read_as
 from lazyformer_fairseq.training.warm_start.losses import global_positions
 
-# Milliseconds by name: ``s`` is a single sublayer, by its text; ``s_read`` is one that another sublayer reads from (by
-# default as expensive as ``s``); ``rest`` is the rest of the model: embeddings and head. Sublayers without a price,
-# such as identity, cost nothing.
+# Prices in milliseconds, by name. The price of a single sublayer has the sublayer's text as its name, such as ``s``.
+# ``s_read`` applies instead if another sublayer reads from this one; its default is the price of ``s``. ``rest`` is the
+# price of the embeddings and the head. Sublayers without a price, such as identity, cost nothing.
 Prices = Mapping[str, float]
 READ = "_read"
 REST = "rest"
@@ -104,7 +104,7 @@ def prices_of(
     The first measurement is stored in `folder`, because a search must resume with the same prices.
 
     Args:
-        models: the model builder, which also has the sequence length.
+        models: the model builder, which also determines the sequence length.
         pattern: the pattern of the model used to measure embeddings and head.
         sublayers: the sublayers to measure, by text.
         folder: the search's folder.
@@ -148,7 +148,7 @@ def measure_models(
 ) -> dict[str, dict[str, float]]:
     """Measure a forward pass of whole models at batch size 1.
 
-    The measurements of the models are interleaved. The result has each pattern's milliseconds and their spread.
+    The models' measurements are interleaved. The result has each pattern's milliseconds and their spread.
     """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     forward_passes = {pattern: _forward(models, model) for pattern, model in built.items()}
@@ -187,7 +187,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def rank_correlations(one: Sequence[float], other: Sequence[float]) -> Optional[dict[str, float]]:
-    """Return Spearman's rho and Kendall's tau for two lists of values, or None for too few distinct values."""
+    """Return Spearman's rho and Kendall's tau for two lists of values, or None if there are too few distinct values."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return {

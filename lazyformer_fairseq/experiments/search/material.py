@@ -68,13 +68,14 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
         full_size = [name for name in fitting if not name.endswith("_tiny")]
         known = dict.fromkeys([*close, *full_size])
         raise UserError(
-            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or their tiny twins"
+            f"--arch {arch}: not an architecture for --task {task}; choose from {', '.join(known)}, or use the "
+            "_tiny version of one of them"
         )
     try:
         words = parse_arguments(given, model_options, data_options)
     except UserError as error:
         raise UserError(
-            f"{error}; options that are unknown to lazyformer search are passed to the model and its data"
+            f"{error}; lazyformer search passes options that it does not know to the model and its data"
         ) from None
 
     of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # all blocks in a search have the same length

@@ -40,7 +40,7 @@ def _page(result: Result) -> list[Block]:
     for what, found in correlations.items():
         if found:
             page.append(
-                f"{what}, over {found['n']} patterns: Spearman's rank correlation is {found['spearman']:.3f}, "
+                f"{what}, over {found['n']} patterns: Spearman's rank correlation is {found['spearman']:.3f}, and "
                 f"Kendall's tau is {found['kendall']:.3f}."
             )
     if result["yardsticks"]:
@@ -87,7 +87,7 @@ def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
 
 
 def _costs_table(fronts: Sequence[Result]) -> Table:
-    """Return the table of each front's cost, in baseline updates with the same number of FLOPs."""
+    """Return a table of each front's cost, which includes the number of baseline updates with the same FLOPs."""
     rows = []
     for front in fronts:
         row = {"": front["method"]}
@@ -121,7 +121,7 @@ def _draw_probabilities(result: Result, path: Path) -> None:
 
 
 def _draw_front(result: Result, path: Path) -> None:
-    """Plot loss against predicted latency, with a line from rung to rung per pattern and large markers for fronts."""
+    """Plot loss against predicted latency. A line per pattern connects its rungs; large markers show the fronts."""
     lengths = result["settings"]["lengths"]
     shades = np.linspace(0.75, 0.4, len(lengths))
     with picture(path, panel=(7.5, 5)) as ((axis,),):

@@ -54,7 +54,7 @@ def search_in(
         write: a function that writes tables and plots of the result; it is also called for a finished search.
 
     Raises:
-        UserError: the folder contains a search begun with different settings, contains anything else, or cannot be
+        UserError: the folder contains a search with different settings or something other than a search, or cannot be
             written.
     """
     if path.exists() and not (path / SETTINGS).exists():
@@ -220,8 +220,11 @@ class Search:
             cost += updates * np.mean([self.material.relative_flops(each) for each in patterns])
         beside = ""
         if self.settings.control:
-            beside = ", and the same again for a random search, plus two complete runs per budget"
-        return f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} baseline updates{beside}."
+            beside = ", plus the same again for a random search and two complete runs per budget for the simple rules"
+        return (
+            f"Training patterns: {', '.join(per_rung)}. This costs as much as about {cost:,.0f} updates of the "
+            f"baseline{beside}."
+        )
 
     def _draws(self, seed: int) -> list[Iterator[str]]:
         """Return one iterator over random patterns per budget."""
@@ -232,7 +235,7 @@ class Search:
         return draws
 
     def _repeats_of_ratio(self) -> list[str]:
-        """Return all prefixes of the repeated RATIO with at most as many sublayers as layers.
+        """Return all prefixes of the repeated RATIO with no more sublayers than the search has layers.
 
         The result is empty if the sublayers in RATIO have no prices.
         """
@@ -244,7 +247,7 @@ class Search:
     def _sample_at_cost(self, cost: float) -> list[str]:
         """Sample patterns from the budgets in round-robin order until their complete runs cost about `cost` in total.
 
-        The total differs from `cost` by at most half a run, except that every budget gets at least one pattern.
+        Every budget gets at least one pattern. Apart from that, the total differs from `cost` by at most half a run.
         """
         found: list[str] = []
         draws = self._draws(self.settings.seed + CONTROLS_SEED)

@@ -31,7 +31,7 @@ class SearchSettings:
         baseline: the expanded pattern to compare with; it has as many sublayers as there are layers to search.
         prices: milliseconds by sublayer, if set by the user.
         device: the device that everything runs on.
-        fairseq_options: command-line options of task and model.
+        fairseq_options: command-line options for fairseq's task and model.
 
     Raises:
         UserError: settings conflict.
@@ -55,15 +55,15 @@ class SearchSettings:
     )
     max_updates: int = option(
         50_000,
-        "Number of updates per complete run (front), or of weights and architecture together (gradient descent).",
+        "Number of updates per complete run (front), or in total for weights and architecture (gradient descent).",
         low=1,
     )
     batch_size: int = option(128, "Number of sequences (or streams of text) per update.", low=1)
     evaluations: int = of_front(96, "Total number of patterns to sample for all budgets.", low=1)
     rungs: int = of_front(
         3,
-        f"Number of rungs (run lengths). The last rung is --max-updates, and every other rung is 1/{GROWTH} of the "
-        "next.",
+        "Number of rungs (run lengths). The last rung has --max-updates updates, and every other rung has "
+        f"1/{GROWTH} as many as the next.",
         low=1,
         high=20,
     )
@@ -78,7 +78,7 @@ class SearchSettings:
     )
     lr: Optional[float] = of_front(
         None,
-        "Peak learning rate, constant until it decays.",
+        "Peak learning rate, which stays constant until the decay.",
         low=0,
         is_open=True,
         high=1,
@@ -89,7 +89,7 @@ class SearchSettings:
     )
     in_turn: Optional[bool] = of_front(
         None,
-        "Train one pattern at a time, or several at once in separate processes.",
+        "Train one pattern at a time (--in-turn), or several at once in separate processes (--alone).",
         "--in-turn/--alone",
         shown="alone if there are several GPUs",
     )
@@ -99,7 +99,8 @@ class SearchSettings:
     update_freq: int = of_gradient(
         1,
         "Number of chunks that each update is split into to save memory; each chunk samples its own mixture. With "
-        "streams of text, the number of streams is divided by it, and each chunk is the next segment of every stream.",
+        "streams of text, the number of streams is divided by this number, and each chunk is the next segment of every "
+        "stream.",
         low=1,
     )
     weights_lr: Optional[float] = of_gradient(
@@ -107,7 +108,7 @@ class SearchSettings:
         "Learning rate of the supernet's weights (LAMB or Muon).",
         low=0,
         is_open=True,
-        shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} with the recipe laptop",
+        shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} with --recipe laptop",
     )
     architecture_lr: float = of_gradient(1e-2, "Learning rate of the architecture (Adam).", low=0, is_open=True)
     latency_tokens: Optional[int] = option(
@@ -134,8 +135,8 @@ class SearchSettings:
                 if fitting:
                     remedy = f"--rungs {fitting[-1]}, or {remedy}"
                 raise UserError(
-                    f"--rungs {self.rungs}: the first rung would get fewer than two of --max-updates "
-                    f"{self.max_updates}; use {remedy}"
+                    f"--rungs {self.rungs}: with --max-updates {self.max_updates}, the first rung would get "
+                    f"fewer than two updates; use {remedy}"
                 )
             if self.evaluations < len(self.budgets):
                 raise UserError(
@@ -146,7 +147,7 @@ class SearchSettings:
                 raise UserError(
                     f"--max-updates {self.max_updates}: must be more than --constant-updates {self.constant_updates}, "
                     "because the architecture is trained only after those; increase --max-updates, or use "
-                    f"--constant-updates {self.max_updates // 5}, a fifth as in the paper"
+                    f"--constant-updates {self.max_updates // 5}, a fifth of --max-updates as in the paper"
                 )
             if self.batch_size % self.update_freq:
                 raise UserError(f"--update-freq {self.update_freq}: does not divide --batch-size {self.batch_size}")
@@ -213,7 +214,7 @@ def candidate_name(sublayer: PlannedSublayer) -> str:
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse candidates into texts such as ``("s", "f", "identity")``, in the kinds table's order.
+    """Parse candidates into texts such as ``("s", "f", "identity")``, in the order of the table of kinds.
 
     Raises:
         UserError: a candidate is unknown, there are fewer than two, or one reads something that no other provides.

@@ -77,8 +77,8 @@ class Space:
     def draw_within(self, band: Band, chance: random.Random) -> Subnet:
         """Sample a pattern with a latency within a band.
 
-        If no sample falls into the band, the nearest one is changed layer by layer to approach it. The result may then
-        have a lower latency than the band.
+        If no sample falls into the band, the nearest sample is changed layer by layer to approach the band. The result
+        may then have a lower latency than the band.
 
         Raises:
             UserError: no pattern was found within the budget.
@@ -104,8 +104,8 @@ class Space:
             nearest = best
         if self.latency(nearest) > band.high:
             raise UserError(
-                f"--budgets: no pattern of {self.layers} layers of these candidates takes less than {band.high:.3g} "
-                "ms; use larger budgets, or faster candidates such as identity"
+                f"--budgets: no {self.layers}-layer pattern of these candidates takes less than {band.high:.3g} ms; "
+                "use larger budgets, or faster candidates such as identity"
             )
         return nearest
 

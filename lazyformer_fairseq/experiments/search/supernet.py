@@ -67,7 +67,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         raise UserError(
             f"--candidates: {consumer} with {' and '.join(producer.text for producer in producers)}: a search mixes "
             f"the keys and values that {consumer} reads, but cannot mix the keys and values of different sublayers; "
-            f"keep only one of these, or omit {consumer}"
+            f"keep only one of these sublayers, or omit {consumer}"
         )
     for producer in producers:
         if any(row.has_own_scores for row in chosen_variants(producer.values)):
@@ -92,7 +92,7 @@ def in_building_order(candidates: Iterable[str]) -> list[str]:
 
 
 class Architecture(nn.Module):
-    """The parameters that weight the candidates of all layers, initially uniformly (PAR Transformer, section 2.2).
+    """The parameters that weight each layer's candidates; all weights start out equal (PAR Transformer, section 2.2).
 
     Args:
         layers: the number of layers, L.
@@ -144,7 +144,7 @@ class Mixture(nn.Module):
     """One layer of a supernet: the weighted sum of its candidates' outputs (equation 4).
 
     If there are lazy candidates, the layer also passes on a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s
-    is computed by its own ``s`` and P_(i-1) comes from the layer below. The first layer has only P_s. If several
+    is computed by this layer's ``s`` and P_(i-1) comes from the layer below. The first layer has only P_s. If several
     candidates compute a distribution, P_s is their weighted mean and m_s is the sum of their weights. Rows sum to 1,
     unless an attention variant projects positions. A sublayer that reads a mixture computes its values as usual, even
     if attention variants in the mixture impose requirements on sublayers that read from them directly.
@@ -218,9 +218,9 @@ def _key(name: str) -> str:
 
 
 class MixedDistribution(StoredDistribution):
-    """A distribution with rows that need not sum to 1, such as Linformer's over tokens.
+    """A distribution whose rows need not sum to 1, such as Linformer's distribution over tokens.
 
-    The values' bias is added after multiplying with the distribution, as in Linformer. If the rows sum to 1, this makes
+    The values' bias is added after multiplying by the distribution, as in Linformer. If the rows sum to 1, this makes
     no difference.
     """
 

@@ -99,8 +99,8 @@ class SupernetOptimization(OptimizationConfig):
     def of(cls, settings: SearchSettings) -> "SupernetOptimization":
         """Return the optimization of a search's supernet.
 
-        With the recipe laptop, the weights are trained like an ordinary model's; otherwise with LAMB at a constant
-        rate.
+        With the laptop recipe, the weights are trained as in an ordinary model. Otherwise, they are trained with LAMB
+        at a constant rate.
         """
         if settings.recipe == "laptop":
             options = LAPTOP

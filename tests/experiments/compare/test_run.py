@@ -548,12 +548,12 @@ def test_a_length_without_room_for_the_schedule_is_refused_by_the_option_that_de
     data_folder, tmp_path, monkeypatch
 ):
     given = {"recipe": "laptop", "models": {"bert": "sf"}, "seeds": (1,)}
-    with pytest.raises(UserError, match="^--updates 1: allows only 1 update of bert, but .* requires at least 2; use"):
+    with pytest.raises(UserError, match="^--updates 1: allows only 1 update for bert, but .* requires at least 2; use"):
         compare(tiny(data_folder, **given, updates=1), tmp_path / "short", [])
     monkeypatch.setattr(comparison_run, "_trial", lambda compared, specs: dict.fromkeys(specs, 1000.0))
     budget = {"updates": None, "budget": 3.0, "fairseq_options": ("--warmup-updates", "40")}
-    with pytest.raises(UserError, match="^--budget 3s: allows only 3 updates of bert, but .* requires at least 80"):
+    with pytest.raises(UserError, match="^--budget 3s: allows only 3 updates for bert, but .* requires at least 80"):
         compare(tiny(data_folder, **given, **budget), tmp_path / "short", [])
     tries = {"updates": 4, "rate_updates": 1, "rates": (1e-3, 2e-3)}
-    with pytest.raises(UserError, match="^--rate-updates 1: allows only 1 update of bert"):
+    with pytest.raises(UserError, match="^--rate-updates 1: allows only 1 update for bert"):
         compare(tiny(data_folder, **given, **tries), tmp_path / "short", [])

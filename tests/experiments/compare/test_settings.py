@@ -168,7 +168,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=bert_huge", "It is not a named arch either; did you mean bert_base?"),
         ("--model m=qq_qq", "It is not a named arch either; docs/patterns.md lists"),
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
-        ("--model m=hf:bert", "specify its number of layers"),
+        ("--model m=hf:bert", "specify the number of layers"),
         ("--task language-model --model m=fairseq:roberta_base", "work only with --task masked-lm"),
         ("--model sfsf", "'sfsf' is not of the form NAME=SPEC"),
         ("--model a=sf --model a=sff", "a is specified twice"),

@@ -139,7 +139,7 @@ def test_jobs_run_where_the_user_says(raw, tmp_path):
 def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     said = invoke("reproduce", raw, tmp_path / "out", "--plan")
     assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", said, re.MULTILINE)) == 15
-    assert re.search(r"training runs take [\d,.]+ hours and [\d,.]+ GB of checkpoints; [\d,.]+ GB are free", said)
+    assert re.search(r"runs take [\d,.]+ hours, and their checkpoints take [\d,.]+ GB; [\d,.]+ GB are free", said)
     assert "pretrain_bert_base: python -m lazyformer_fairseq.cli pretrain bert_base" in said
     assert not (tmp_path / "out").exists()
     # Without a text the demo's is made.

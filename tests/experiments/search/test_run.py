@@ -107,7 +107,7 @@ def test_a_front_stands_beside_its_control(search, finished):
     points = [each for front in fronts for each in result[front]["points"] if each["pattern"]]
     ends = [each["loss"] for each in (result["baseline"], *points)]
     is_at_the_unigram_loss = max(ends) > result["yardsticks"]["unigram"] - 0.1
-    assert is_at_the_unigram_loss == ("Not below the unigram loss by 0.1 bits: " in table)
+    assert is_at_the_unigram_loss == ("No more than 0.1 bits below the unigram loss: " in table)
     assert 5 < result["yardsticks"]["unigram"] < 9 and "Yardsticks (bits): the unigram loss is " in table
     (out / "table.md").unlink()
     (out / "front.png").write_bytes(b"damaged")
@@ -145,7 +145,7 @@ def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, 
 def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
     words = "--evaluations 4 --budgets 1.0 --rungs 2 --keep 1 --no-control --validation-tokens 256"
     said = search(tmp_path / "out", *words.split())
-    assert "4 for 6 updates, 4 for 20 updates. This costs about" in said
+    assert "4 for 6 updates, 4 for 20 updates. This costs as much as about" in said
     result = result_of(tmp_path / "out")
     *drawn, baseline = (each["losses"] for each in result["trained"])
     first, last = zip(*drawn, strict=True)
@@ -359,15 +359,15 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     [
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--budgets 0.5,0.5", "'--budgets': 0.5 is specified twice"),
-        ("--budgets 0.01", "no pattern of .* of these candidates takes less"),
-        ("--budgets 0.5 --rungs 4", "two of --max-updates 20; use --rungs 3, or --max-updates 54 or more"),
+        ("--budgets 0.01", "no 4-layer pattern of these candidates takes less"),
+        ("--budgets 0.5 --rungs 4", "fewer than two updates; use --rungs 3, or --max-updates 54 or more"),
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),
         ("--frobnicate 3", "unknown option --frobnicate"),
-        ("--arch bert_tinny", "bert_tinny: no .* choose from bert_tiny, "),
+        ("--arch bert_tinny", "bert_tinny: not .* choose from bert_tiny, "),
         ("--arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
-        ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
+        ("--arch transformer_xl_tiny", "not an architecture for --task masked-lm; choose from .*lazyformer"),
         ("--sublayer-pattern sf", "the search sets this option itself"),
         ("--batch-size 128 --max-updates 4", "more than --constant-updates 4, .* or use --constant-updates 0, a fifth"),
         ("--mask-prob 0.3:0.15", "--mask-prob 0.3:0.15: in a search, the mask probability"),

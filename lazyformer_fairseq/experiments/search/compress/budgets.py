@@ -132,8 +132,8 @@ def measure_on_other_text(
 def compare(one: BlockLosses, original: BlockLosses) -> Measured:
     """Return the difference between two mean losses on the same tokens, with its standard error.
 
-    The difference is a sum of losses over blocks, divided by the number of masked tokens. The standard error accounts
-    for the variation of both between blocks.
+    The difference is a ratio of two sums over blocks: the differences in loss, and the numbers of masked tokens. The
+    standard error accounts for the variation of both between blocks.
     """
     gains = (one.nats - original.nats) / math.log(2)
     words = original.words
@@ -145,10 +145,10 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
 
 
 def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
-    """Convert prices to integer ticks, with about TICKS for the whole trained model.
+    """Convert prices to integer ticks, so that the whole trained model takes about TICKS.
 
-    The result contains two prices for every sublayer, by itself and with READ (the price if another sublayer reads from
-    it), and the price of REST.
+    The result contains two prices for every sublayer: one under the sublayer's text, and one under the text with READ
+    appended, which applies if another sublayer reads from this one. It also contains the price of REST.
     """
     tick = latency_of(prices, candidates.pattern(candidates.original)) / TICKS
     found = {REST: round(prices.get(REST, 0.0) / tick)}
@@ -188,7 +188,7 @@ class Budgets:
         return int(latency_of(self.ticks, self.candidates.pattern(by_place)))
 
     def refuse_too_small(self, shares: Sequence[float]) -> None:
-        """Raise a UserError if no pattern fits into one of the budgets; the message shows them as fractions."""
+        """Raise a UserError if a budget is too small for any pattern; the message states this budget as a fraction."""
         nothing = dict.fromkeys((scoring.placed for scoring in self.scorings), 0.0)
         by_limit = select(self.candidates, nothing, self.ticks, self.limits)
         for share, found in zip(shares, by_limit, strict=True):

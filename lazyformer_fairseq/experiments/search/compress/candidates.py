@@ -1,4 +1,4 @@
-"""The possible sublayers at each position of a trained encoder: its own, and candidates that may replace them.
+"""The possible sublayers at each position of a trained encoder: the present one, and candidates that may replace it.
 
 Positions are indices of the trained model's sublayers. ``by_place`` describes a pattern by the text of the sublayer at
 each position; a removed sublayer is represented by identity.
@@ -157,6 +157,6 @@ def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
     for candidate in found:
         if ENCODER not in candidate.kind.modules:
             raise UserError(
-                f"--candidates: {candidate.text}: {candidate.kind.name} is not supported in encoders; omit it"
+                f"--candidates {candidate.text}: {candidate.kind.name} is not supported in encoders; omit it"
             )
     return found

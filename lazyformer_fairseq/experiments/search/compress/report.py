@@ -37,7 +37,7 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
 
 
 def budgets_table(result: Mapping[str, Any]) -> str:
-    """Return the table of the patterns found, with latency and loss, one per budget."""
+    """Return a table of the patterns that were found, one per budget, with their latencies and losses."""
     return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
 
 
@@ -69,7 +69,7 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 
 
 def _changes_table(result: Mapping[str, Any]) -> str:
-    """Return the table of the scores of single changes, in bits above the original, by position and change.
+    """Return a table of single changes' scores in bits above the original, with one row per position.
 
     Changes that require further changes appear only in ``result.json``.
     """

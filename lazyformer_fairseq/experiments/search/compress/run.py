@@ -1,4 +1,4 @@
-"""Run a search from a trained encoder in its folder.
+"""Run a search that starts from a trained encoder and keeps its state in a folder.
 
 Every file in the folder is either complete or absent, and a rerun measures only what is missing.
 """
@@ -113,8 +113,8 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
         The contents of result.json.
 
     Raises:
-        UserError: the folder contains a search with different settings or anything else, the text is too short or has a
-            different dictionary, or no pattern fits into a budget.
+        UserError: the folder contains a search with different settings or something other than a search, the text is
+            too short or has a different dictionary, or no pattern fits into a budget.
     """
     # The text for the search, and twice as much text that begins with the same blocks.
     longest = original.trained.cfg.max_positions

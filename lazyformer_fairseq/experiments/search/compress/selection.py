@@ -14,7 +14,7 @@ from lazyformer_fairseq.experiments.search.compress.candidates import Candidates
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-REACH = 4  # the number of nearest ``s`` below that an ``l`` or ``k`` may read from
+REACH = 4  # an ``l`` or ``k`` may read from any of this many ``s`` below it, counting from the nearest
 
 # Bits above the trained model's loss. A sublayer without a score cannot be selected.
 Scores = Mapping[Placed, float]
@@ -220,13 +220,13 @@ def select(
     Args:
         candidates: the candidates at all positions.
         scores: the scores of sublayers.
-        ticks: integer prices: of sublayers by themselves, of sublayers with READ (if another one reads from them), and
-            of REST.
+        ticks: the integer prices of sublayers, of sublayers that another one reads from (READ), and of REST.
         limits: the limits, in ticks.
         count: the number of patterns per limit.
     """
     costs = Costs(candidates, scores, ticks)
-    last_consumer: dict[int, int] = {}  # the highest position that may read from each position, dropped above it
+    # For each position, the highest position that may read from it; above that one, its state is dropped.
+    last_consumer: dict[int, int] = {}
     for placed in scores:
         if placed.producer is not None:
             last_consumer[placed.producer] = max(placed.place, last_consumer.get(placed.producer, 0))

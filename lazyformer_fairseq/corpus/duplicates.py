@@ -32,10 +32,10 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multi
 
 @dataclass
 class Fingerprint(DocumentStep):
-    """The step that adds a ``fingerprint`` to the metadata: a 128-bit hash of the text's letters and digits, in halves.
+    """The step that adds a ``fingerprint`` to the metadata: the two halves of a hash of the text's letters and digits.
 
-    With ``near_duplicates``, it also adds ``bands``, 18 64-bit integers (see :func:`bands`). The same text has the same
-    fingerprint and bands on every machine; only the bands may differ between versions of rensa.
+    With ``near_duplicates``, it also adds ``bands``, which are 18 integers (see :func:`bands`). The same text has the
+    same fingerprint and bands on every machine; only the bands may differ between versions of rensa.
     """
 
     name = "fingerprint"

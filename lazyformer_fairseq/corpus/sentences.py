@@ -74,7 +74,7 @@ SAID = re.compile(
 
 
 def starts_of_sentences(text: str) -> Iterator[int]:
-    """Yield, in order, the offsets at which the sentences in a cased paragraph start, except the first sentence."""
+    """Yield, in order, the start offsets of the sentences in a cased paragraph, except for the first sentence."""
     quotes = _Quotes(text)
     sentence = 0
     for mark in END.finditer(text):

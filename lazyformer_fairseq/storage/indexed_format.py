@@ -132,7 +132,7 @@ class MappedItems(Sequence):
     """A memory-mapped sequence of a dataset's items, each an array of ids; processes share the memory.
 
     The corresponding class in fairseq reads the whole file before use. This one lets the operating system prefetch the
-    file, and does not wait for it.
+    file in the background.
 
     Attributes:
         sizes: number of ids per item, (items,).

@@ -107,7 +107,7 @@ def keep_settings(
     begun: bool,
     stale_files: Iterable[Path] = (),
 ) -> None:
-    """Store a folder's settings in a file, or check that they match those stored; until work starts, they may change.
+    """Store a folder's settings in a file, or check that the stored settings match; they may change until work starts.
 
     Args:
         file: the settings file.
@@ -135,7 +135,7 @@ def keep_settings(
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Describe the differences between two sets of settings; empty if there are none."""
+    """Describe the differences between two sets of settings; return an empty string if there are none."""
     return "; ".join(
         f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
         for name in sorted({*there, *here})

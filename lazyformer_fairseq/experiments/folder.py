@@ -29,7 +29,7 @@ def experiment(
     Args:
         folder: the experiment's folder.
         settings: everything that determines the results, including the data's checksums (:func:`hashes_as_settings`).
-        of_what: the kind of experiment, as named in error messages, such as "a comparison".
+        of_what: the kind of experiment for error messages, such as "a comparison".
         begun: a glob pattern; work has begun once a file in the folder matches it.
         stale_files: names of files that depend on the settings and are removed when the settings change.
 
@@ -50,7 +50,7 @@ def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_or_create(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of a JSON file; if there is no such file, write the result of `find` to it first.
+    """Return the contents of a JSON file. If it does not exist, first create it from the result of `find`.
 
     Use this for values that must not change when an experiment resumes, such as measurements.
 

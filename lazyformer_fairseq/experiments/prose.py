@@ -179,10 +179,10 @@ def write_acceptability_task(
     seed: int,
     sizes: tuple[int, int] = (2000, 500),
 ) -> dict[str, int]:
-    """Write the acceptability task's ``train.tsv`` and ``dev.tsv`` atomically, with sentences from held-out documents.
+    """Write the acceptability task's ``train.tsv`` and ``dev.tsv`` atomically.
 
-    Half of the sentences in each file are real. Each sentence appears once, either unchanged or shuffled. If there is
-    too little text, both files shrink proportionally.
+    The sentences come from held-out documents. In each file, half of the sentences are unchanged and half are shuffled.
+    Each sentence appears only once. If there is too little text, both files shrink proportionally.
 
     Args:
         documents: clean documents with their fingerprints, as

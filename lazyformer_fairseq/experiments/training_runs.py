@@ -37,7 +37,7 @@ Curve = dict[str, list[float]]  # for each metric, one value per validation; NaN
 
 @dataclass(frozen=True)
 class Finished:
-    """The fields that every run's result has, whatever its kind.
+    """The fields that the results of all runs have in common.
 
     Attributes:
         curve: one list per metric, with one value per validation.
@@ -93,7 +93,7 @@ class Job:
         return content
 
     def updates_saved(self) -> int:
-        """Return the number of updates that another process has saved, or 0 if its progress file cannot be read.
+        """Return the number of updates that another process has saved, or 0 if the job's progress file is unreadable.
 
         The number is only used to show progress, so a damaged file is not an error.
         """
@@ -113,7 +113,7 @@ class Training(TrainingLoop):
         validations: the number of points on the curve, not counting the one before the first update. A checkpoint is
             saved at each point.
         may_diverge: if true, a run that diverges gets NaN as the last point of its curve and the other runs continue;
-            if false, the error ends all of them.
+            if false, the error ends all runs.
     """
 
     validations = 5

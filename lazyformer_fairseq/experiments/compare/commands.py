@@ -166,8 +166,8 @@ def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], out
 
     Each FOLDER is a folder written by `lazyformer compare`, or a copy of its results.json under any name. Comparisons
     can be joined if they used the same data (by checksum), sequence lengths, masks and metric. If they trained the same
-    models with different seeds, the seeds are pooled. Otherwise each model is compared with the baseline in its own
-    folder.
+    models with different seeds, the seeds are pooled. Otherwise each model is compared with the baseline from the
+    same folder.
 
     \b
     lazyformer compare report results/compare --target 5.2

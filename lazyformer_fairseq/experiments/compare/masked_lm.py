@@ -109,7 +109,7 @@ class MaskedLM(ComparedTask):
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
-        """Return the lengths in the model's length schedule, each with the fraction of the updates at which it ends."""
+        """Return the lengths in the model's length schedule, each with the fraction of the run at which it ends."""
         schedule = MaskedTextOptions(**self.training_text(spec)).length_schedule
         return (*parse_length_schedule(schedule, self.longest), (self.longest, 1.0))
 

@@ -118,7 +118,7 @@ def cost_table(comparison: results.Comparison) -> Table:
 
 
 def time_table(times: Sequence[results.TimeToTarget]) -> Table:
-    """Return the table of costs of reaching the target and their ratios to the baseline."""
+    """Return the table of each family's costs of reaching the target, and of their ratios to the baseline's costs."""
     rows = []
     for time in times:
         seconds = time.median("seconds")

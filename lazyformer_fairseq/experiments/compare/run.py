@@ -204,7 +204,11 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
-    """Measure finished runs' training costs and the task's `costs_of_use`, by name in the results."""
+    """Measure finished runs' training costs and the task's `costs_of_use`.
+
+    Returns:
+        The costs, by each run's name in the results.
+    """
     last_seed = compared.settings.seeds[-1]
     last = {name: of_seeds[last_seed] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
@@ -296,7 +300,7 @@ STEP = 8  # feed-forward widths are multiples of this
 
 
 def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, Any]:
-    """Determine the lengths of all runs, using a trial unless the settings specify only a number of updates.
+    """Determine the lengths of all runs, using a trial unless the settings give all of them the same number of updates.
 
     Returns:
         A dictionary with two entries. `entries` maps each run's name in the results to the run's model name and number

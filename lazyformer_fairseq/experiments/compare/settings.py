@@ -173,7 +173,7 @@ RECIPES = {
 LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
-# Costs and tables are computed from these options, so the options after `--`, as for fairseq-train, must not set them.
+# Costs and tables are computed from these options, so the fairseq-train options after `--` must not set them.
 COUNTED = {
     "sublayer_pattern": "specify the pattern as the model's SPEC",
     **{
@@ -423,7 +423,7 @@ class CompareSettings:
         """Return a model's recipe, without the parts that the model omits.
 
         Raises:
-            UserError: the recipe does not have such a part.
+            UserError: the recipe has no such part.
         """
         without: tuple[str, ...] = ()
         if spec:

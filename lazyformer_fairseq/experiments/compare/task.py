@@ -142,7 +142,7 @@ class ComparedTask(ABC):
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
         """Return a model's sizes for the parameter and FLOP formulas.
 
-        Comparisons between two models do not depend on `vocab_size`.
+        Differences between two models do not depend on `vocab_size`.
         """
 
     @abstractmethod
@@ -150,7 +150,7 @@ class ComparedTask(ABC):
         """Return the FLOPs of an update on inputs of `length` tokens; a backward pass counts as two forward passes."""
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:  # noqa: ARG002
-        """Return the successive input lengths, each with the fraction of the updates at which it ends."""
+        """Return the successive input lengths, each with the fraction of the run at which it ends."""
         return ((0, 1.0),)
 
     def phases(self, spec: ModelSpec, updates: int, begin: int = 0) -> list[tuple[int, range]]:

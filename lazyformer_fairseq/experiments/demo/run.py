@@ -85,7 +85,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
         yardsticks = yardsticks_of(objective.texts, objective.held_out("valid"))
         print(f"\n{report(pretrained, finetuned, yardsticks, folder)}")
-        print(f"Both models were pre-trained on the same text of {tokens:,} tokens, with interleaved updates.")
+        print(f"Both models were pre-trained on the same {tokens:,}-token text, and their updates were interleaved.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
 

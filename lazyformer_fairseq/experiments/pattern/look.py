@@ -173,7 +173,8 @@ def _run(
 def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
     """Compute how much each output depends on each input token, (N, T, K), relative to the row's largest value.
 
-    The dependence is the norm of the gradient of a random projection of a head's output with respect to the token.
+    The dependence is the norm of a gradient: each head's output is projected onto a random vector, and the result is
+    differentiated with respect to the token.
     """
     mixed_TN = heads_TND @ torch.randn(heads_TND.size(-1), dtype=heads_TND.dtype)
     rows = []
@@ -308,7 +309,7 @@ class Spans(NamedTuple):
 
 
 def read_spans(checkpoint: Path) -> list[Spans]:
-    """Read the learned spans from a checkpoint of one of our models, from the lowest sublayer to the highest.
+    """Read the learned spans from a checkpoint of one of this package's models, in order from the lowest sublayer up.
 
     Raises:
         UserError: the file is not a checkpoint, or its model has no learned spans.

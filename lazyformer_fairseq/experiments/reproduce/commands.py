@@ -29,7 +29,7 @@ class ReproduceOptions:
     plan: bool = option(False, "Print each step's cost, disk space, state and command without running anything.")
     teraflops: Optional[float] = option(
         None,
-        "Training speed of all devices together that --plan assumes, in TFLOP/s.",
+        "Combined training speed of all devices that --plan assumes, in TFLOP/s.",
         low=0,
         is_open=True,
         shown="21.4 per GPU, as on LazyFormer's V100s; 0.005 with --tiny",

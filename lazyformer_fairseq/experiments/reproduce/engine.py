@@ -312,7 +312,8 @@ def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
         shown, silent = read_histories(find_runs(begun))
     except UserError:
         return missing(steps)
-    axes = [axis for axis in AXES if axis != "tokens"]  # redundant: all models read equally many tokens per update
+    # A panel against tokens would be redundant, because all models read the same number of tokens per update.
+    axes = [axis for axis in AXES if axis != "tokens"]
     draw(shown, axes, report / "loss.png")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
     return "\n\n".join([table(shown), *silent, picture])

@@ -130,7 +130,7 @@ class Size:
         return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
-        """Return the name of the arch to time: in the miniature version, the tiny (`_tiny`) version of this arch."""
+        """Return the name of the arch to time, or of its `_tiny` counterpart in the miniature version."""
         if self.is_tiny:
             return f"{arch.removesuffix('_base')}_tiny"
         return arch
@@ -295,8 +295,8 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     if size.is_tiny:
         introduction = (
             f"**This shows that everything runs, not which model is better**: widths are divided by {size.shrink}, "
-            f"and each model trains on {size.sequences} sequences of {size.length} tokens for {size.updates:,} "
-            f"updates. In the benchmarks, all models have the same tiny widths.\n\n{introduction}"
+            f"and each model trains for {size.updates:,} updates of {size.sequences} sequences with {size.length} "
+            f"tokens each. In the benchmarks, all models have the same tiny widths.\n\n{introduction}"
         )
 
     return Reproduction(
@@ -526,9 +526,9 @@ class _Page:
         rows[0] |= {header: NOTHING for header in rows[1] if header not in rows[0]}
         explanation = (
             f"Times are for an update on {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on "
-            f"one {results['machine']['device']}. The first speed-up is relative to BERT as in the paper, with "
-            "attention dropout 0.1, which the SD models also use. The second is relative to the same BERT without "
-            "attention dropout on its fastest back end, which isolates the gain from lazy attention. The paper's "
+            f"one {results['machine']['device']}. The first speed-up is relative to the paper's BERT, which has "
+            "attention dropout 0.1, as do the SD models. The second is relative to the same BERT without "
+            "attention dropout on its fastest back end; this isolates the gain from lazy attention. The paper's "
             "speed-ups are computed from its seconds per 100 updates on eight V100s."
         )
         return f"{markdown_table(rows, left=('back end',))}\n\n{explanation}"
@@ -545,9 +545,9 @@ class _Page:
                 row[f"n = {cell['time']:,}"] = _speedup(fastest(cell, self.size.bench_arch(arch)), REGISTERED)
             rows.append(row)
         explanation = (
-            "Speed-ups are relative to BERT as in the paper, with attention dropout 0.1. The pictures also show "
-            "speed-ups relative to BERT without attention dropout. The paper's figure has no numbers; its text says "
-            "almost 2x."
+            "Speed-ups are relative to the paper's BERT, which has attention dropout 0.1. The pictures also show "
+            "speed-ups relative to BERT without attention dropout. The paper's figure has no numbers, but its text "
+            "says almost 2x."
         )
         pictures = sorted((self.out / "bench" / "figure_3").glob("speedup_training_*.png"))
         show = partial(show_picture, report=report, what="speed-up against tokens per sequence")

@@ -154,7 +154,7 @@ class Size:
     is_tiny: bool = False
 
     def arch(self, name: str) -> str:
-        """Return the arch to train: in the miniature version, the tiny (`_tiny`) version of this arch."""
+        """Return the arch to train, or its `_tiny` counterpart in the miniature version."""
         if self.is_tiny:
             return f"{name.removesuffix('_base')}_tiny"
         return name

@@ -24,7 +24,7 @@ from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 TRAININGS = "trainings"
 TRUNK = "trunk.pt"
-DECAY = 0.15  # fraction of the updates over which the learning rate decays, unless the recipe has its own
+DECAY = 0.15  # fraction of the updates over which the learning rate decays, unless the recipe sets this fraction
 
 
 class BranchTraining(Training):

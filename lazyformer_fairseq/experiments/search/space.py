@@ -11,7 +11,7 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
 # A pattern as a path through a supernet: each layer's candidate, including identity, from the lowest layer up.
 Subnet = tuple[str, ...]
-DRAWS = 2000  # samples for a latency band before it is approached step by step
+DRAWS = 2000  # random samples for a latency band; after these, the band is approached step by step
 MISSES = 20  # consecutive samples without a new pattern, after which a small space counts as exhausted
 ROUNDING = 1e-9  # relative tolerance for sums of the same prices in a different order
 

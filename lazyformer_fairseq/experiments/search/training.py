@@ -44,7 +44,7 @@ def temperature_at(update: int, settings: SearchSettings) -> float:
 
 
 class SupernetOptimizer:
-    """The optimizers of weights and architecture in one object; a step updates the side that has gradients.
+    """The weights' and the architecture's optimizers in one object; a step updates the side that has gradients.
 
     Args:
         weights: the weights' optimizer; the schedule sets its learning rate.

@@ -90,7 +90,7 @@ class Candidates:
         return "".join(planned.text for _, planned in self.kept(by_place))
 
     def origins(self, by_place: Positions) -> list[str]:
-        """Return the old sublayer that each sublayer of a pattern starts from, in the form of ``--from-sublayers``."""
+        """Return the old sublayer that each sublayer of a pattern starts from, formatted for ``--from-sublayers``."""
         origins = []
         for place, planned in self.kept(by_place):
             if likeness(self.options[place][0], planned):

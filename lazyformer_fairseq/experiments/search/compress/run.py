@@ -159,7 +159,7 @@ def _patterns(
     found: Mapping[float, Positions],
     on_other_text: Mapping[Positions, Measured],
 ) -> dict[str, Any]:
-    """Return the result's entries on patterns: the selected ones and all measured ones."""
+    """Return the result's entries about patterns: both the selected ones and all that were measured."""
     candidates = budgets.candidates
     losses = budgets.losses.original
     own = candidates.pattern(candidates.original)

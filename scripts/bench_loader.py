@@ -1,10 +1,11 @@
-"""Measures the throughput of the data loader on its own, in tokens per second, and that of training.
+"""Measures the throughput of the data loader alone and of training, in tokens per second.
 
     python scripts/bench_loader.py data --arch bert_base --batch-size 4 --workers 0 2
 
 DATA is a corpus for pre-training, as written by lazyformer corpus. You can append options of fairseq-train, such as
 --bf16. The loader's work includes everything before an update: reading, packing, masking, collating and, with workers,
-the transfer to the main process. With 0 workers, it runs in a thread of the main process, while the model is idle.
+the transfer to the main process. With 0 workers, the loader runs in a thread of the main process while the model is
+idle.
 """
 
 import argparse
@@ -21,7 +22,7 @@ WARM_UP = 2  # untimed batches or updates, in which workers start and torch sele
 
 
 def reading(data: str, arch: str, tokens_per_sample: int, batch_size: int) -> list[str]:
-    """Return fairseq-train's arguments for pre-training on DATA, without those of the optimizer."""
+    """Return fairseq-train's arguments for pre-training on DATA, without the optimizer's."""
     return [
         *(data, "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm", "--arch", arch),
         *("--tokens-per-sample", str(tokens_per_sample), "--max-positions", str(tokens_per_sample)),
@@ -65,7 +66,7 @@ def speed(counts: Iterator[int], seconds: float) -> float:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[0, 2], help="numbers of data workers to measure; 0: a thread"
+        "--workers", type=int, nargs="+", default=[0, 2], help="numbers of data workers to try; 0: a thread"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds per measurement")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even if there is a GPU")

@@ -1,9 +1,9 @@
-"""Measures the time of a step of `--optimizer muon` relative to its FLOPs at this machine's peak matmul rate.
+"""Compares the time of a `--optimizer muon` step with what its FLOPs would take at this machine's peak matmul rate.
 
     python scripts/bench_muon.py --arch bert_base --precision bf16
 
-A step updates all weights with random gradients, including those that Adam updates. Steps and matmuls run alternately,
-and nothing else should run on the machine. The target is at most 1.5 times the time of the FLOPs at the peak rate.
+A step updates all weights with random gradients, including the weights that Adam updates. Steps and matmuls run
+alternately, and nothing else should run on the machine. The target is a ratio of at most 1.5.
 """
 
 import argparse
@@ -29,9 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--arch", default="bert_base", help="an encoder (default: %(default)s)")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="precision of Muon's matmuls")
-    parser.add_argument(
-        "--rounds", type=int, default=10, help="samples of each measurement, of which the median is reported"
-    )
+    parser.add_argument("--rounds", type=int, default=10, help="samples per measurement; the median is reported")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
     given = parser.parse_args()
     device, job = device_named(given.device), job_of_arch(given.arch)

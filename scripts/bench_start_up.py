@@ -1,9 +1,9 @@
-"""Measures the start-up time, by stage, and the memory of several processes that read the same DATA.
+"""Measures the start-up time (by stage) and the memory of several processes that read the same DATA.
 
     python scripts/bench_start_up.py data --processes 8
 
 DATA is a corpus for pre-training, as written by lazyformer corpus. You can append options of fairseq-train. The
-processes divide the batches like the GPUs of a machine, but without a model, GPUs or updates. Memory is measured once
+processes divide the batches as the GPUs of a machine do, but without a model, GPUs or updates. Memory is measured once
 all of them have loaded their first batch. The first run on new DATA also checks and packs it; later runs skip this.
 """
 
@@ -39,7 +39,7 @@ def measure(command: list[str], processes: int) -> list[dict[str, Any]]:
             except EOFError:
                 process.join()
                 sys.exit(
-                    f"error: a process that reads data died, exit code {process.exitcode}; is there enough memory?"
+                    f"error: a process that reads data died with exit code {process.exitcode}; is there enough memory?"
                 )
             if isinstance(report, str):
                 sys.exit(f"error: {report}")
@@ -70,7 +70,7 @@ def read_data(theirs: Connection, command: list[str], rank: int, processes: int,
 
 
 def first_batch(command: list[str], rank: int, processes: int, started: float) -> tuple[list, Any]:
-    """Return the stages, and fairseq's epoch iterator with its data workers, using the calls of fairseq's trainer."""
+    """Return the stages and fairseq's epoch iterator with its data workers, making the calls of fairseq's trainer."""
     stages, cpu = [], 0.0
 
     def done(name: str) -> None:
@@ -159,7 +159,7 @@ def tables(measured: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--processes", type=int, default=8, help="number of processes, such as the GPUs per machine")
+    parser.add_argument("--processes", type=int, default=8, help="number of processes, such as the machine's GPUs")
     parser.add_argument("--num-workers", type=int, default=1, help="data workers per process; 0: a thread")
     given, more = parser.parse_known_args()
     if not (PROC / "self" / "smaps_rollup").exists():

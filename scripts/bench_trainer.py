@@ -1,4 +1,4 @@
-"""Measures updates with transformers' Trainer, for our models and transformers' BertForMaskedLM (sdpa) alternately.
+"""Times updates with transformers' Trainer, alternating between our models and BertForMaskedLM (sdpa).
 
     python scripts/bench_trainer.py --arch bert_tiny --arch bert_base
 
@@ -80,7 +80,7 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument(
-        "--arch", action="append", help="a (sf)xN that sets the sizes of all models (default: bert_tiny, bert_base)"
+        "--arch", action="append", help="an (sf)xN arch that sets all models' sizes (default: bert_tiny, bert_base)"
     )
     parser.add_argument(
         "--sublayer-pattern", action="append", default=[], help="another pattern to measure at these sizes"
@@ -88,9 +88,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32768, help="default: %(default)s")
     parser.add_argument("--tokens-per-sample", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8, help="default: %(default)s")
-    parser.add_argument(
-        "--rounds", type=int, default=10, help="samples of each measurement, of which the median is reported"
-    )
+    parser.add_argument("--rounds", type=int, default=10, help="samples per measurement; the median is reported")
     parser.add_argument("--bf16", action="store_true", help="use Trainer's --bf16, and autocast for the encoder")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
     given = parser.parse_args()

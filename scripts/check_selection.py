@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Check the selections of ``--attention-backend auto`` on this machine, idle and with one busy core.
+"""Check the selections of ``--attention-backend auto`` on this machine, first idle and then with one busy core.
 
 For each of 12 attention calls, `auto` selects a back end with an empty cache. Then all candidate back ends are timed
 alternately. The time of the selected back end relative to the fastest one should have a median of at most 1.02, and a
@@ -68,7 +68,7 @@ def main() -> None:
             rows.append({"attention": name, "selected": selected, "fastest": fastest, "ratio": round(ratio, 3)})
         ratios = [row["ratio"] for row in rows]
         print(markdown_table(rows))
-        print(f"besides {beside}: median {np.median(ratios):.3f}, 95th percentile {np.quantile(ratios, 0.95):.3f}\n")
+        print(f"beside {beside}: median {np.median(ratios):.3f}, 95th percentile {np.quantile(ratios, 0.95):.3f}\n")
         if beside != "nothing":
             burner.terminate()
 

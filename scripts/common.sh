@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Functions shared by the scripts: error messages, --help, and the Python of this checkout. Source it after
-# `set -euo pipefail`.
+# Functions shared by the scripts: error messages, --help, and the Python of this checkout. Source this file
+# after `set -euo pipefail`.
 
-# fail STATUS MESSAGE: print an error and exit, with 2 for a wrong command line and 1 for anything else.
+# fail STATUS MESSAGE: print an error and exit with STATUS: 2 for a wrong command line, 1 for anything else.
 fail() {
   echo "error: $2" >&2
   exit "$1"
@@ -16,7 +16,8 @@ help_if_asked() {
   fi
 }
 
-# use_checkout: set root to the repository, set python to that of its .venv if it exists, and prepend root to PYTHONPATH.
+# use_checkout: set root to the repository and python to the Python of its .venv, if there is one, and prepend root to
+# PYTHONPATH.
 use_checkout() {
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   python=python3

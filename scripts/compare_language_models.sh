@@ -8,10 +8,10 @@ usage() {
   cat <<'HELP'
 usage: scripts/compare_language_models.sh DATA OUT [options of `lazyformer compare`]
 
-Trains four models that differ only in their pattern on DATA, the output of `lazyformer lm prepare`. Evaluates and times
-them, and writes a table and a plot to OUT. Run it again to resume.
+Trains four models, which differ only in their patterns, on DATA (the output of `lazyformer lm prepare`). Evaluates and
+times them, and writes a table and a plot to OUT. Run the same command again to resume.
 On a CPU, the models have 16 sublayers of width 64 and train for 2,000 updates each (the command's defaults). On a GPU,
-they have the paper's 32 sublayers, width 256, and train for 8 minutes each, which is 96 minutes for four models with
+they have 32 sublayers (as in the paper) of width 256 and train for 8 minutes each, or 96 minutes for four models with
 three seeds. Training on a GPU uses bf16 if it is supported, and fp16 otherwise.
 
   scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --presets 16 --model 'found=(sff)x4 (f)x4'

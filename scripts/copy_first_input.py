@@ -1,4 +1,4 @@
-"""The copy-first-input benchmark (Vecoven et al., 2020, section 4.1), which tests whether cells remember T steps.
+"""The copy-first-input benchmark (Vecoven et al., 2020, section 4.1), which tests whether cells can remember T steps.
 
 After a series of T numbers drawn from N(0, 1), a model must output the first one. A model without memory has a mean
 squared error of 1. As in the published code, models have two layers of width 100 and are trained by Adam at 1e-3. The

@@ -8,24 +8,24 @@ usage() {
   cat <<'HELP'
 usage: scripts/download_books.sh FOLDER [options]
 
-Downloads PG-19 (https://github.com/deepmind/pg19; Rae et al., 2019) to FOLDER over a single connection: 11.5 GB, one .txt
-file per book, without Project Gutenberg's boilerplate. You can stop it at any time and run the same command again to
-resume. All files are verified against their published MD5. The collection is licensed under the Apache License 2.0. Its
-books are in the public domain in the USA; elsewhere, check the law of your country. BookCorpus itself is no longer
-distributed.
+Downloads PG-19 (https://github.com/deepmind/pg19; Rae et al., 2019) to FOLDER over a single connection: 11.5 GB, one
+.txt file per book, without Project Gutenberg's boilerplate. You can stop it at any time and run the same command again
+to resume. All files are verified against their published MD5 checksums. The collection is licensed under the Apache
+License 2.0. Its books are in the public domain in the USA; elsewhere, check the law of your country. BookCorpus, which
+LazyFormer was trained on, is no longer distributed.
 
 options (defaults in brackets)
   --splits 'A B'   the splits to download: train, validation, test [all three]; `lazyformer corpus` makes its own split
   --bucket URL     URL of the files [https://storage.googleapis.com/deepmind-gutenberg]
-  --list URL       URL of their listing [https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o]
+  --list URL       URL of the list of files [https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o]
   --dry-run        print what would be downloaded without downloading it
   --help
 HELP
 }
 
-# Read a page of the listing from standard input, and print the token of the next page (may be empty) and then a line
-# `name size md5` per file. Values from the server are only printed if they have the expected format, so that none of
-# them can act as a separator or a path.
+# Read a page of the listing from standard input. Print the token of the next page, which may be empty, and then a line
+# `name size md5` for each file. Values from the server are printed only if they have the expected format, so that none
+# of them can act as a separator or a path.
 parse_page() {
   "$python" -S -E -c '
 import base64, json, re, sys
@@ -53,7 +53,7 @@ for name, size, md5 in items:
 ' "${splits// /|}"
 }
 
-# Print a line `name size md5` per book.
+# Print a line `name size md5` for each book.
 list_files() {
   local token='' seen=' ' page pages=0 most_pages=1000 # each has 1000 files; PG-19 has 29 pages
   while true; do
@@ -119,7 +119,7 @@ python=$(command -v python3) || fail 1 "python3 was not found; install it"
 
 agent='lazyformer-corpus-script curl'
 files=$(list_files) || fail 1 "$list: cannot be read"
-[[ -n $files ]] || fail 1 "$list: lists no books"
+[[ -n $files ]] || fail 1 "$list lists no books"
 todo=$(missing size)
 count=$(grep -c . <<<"$todo" || true)
 awk -v todo="$count" -v from="$bucket" -v folder="$folder" '{ bytes += $2 }
@@ -129,7 +129,7 @@ awk -v todo="$count" -v from="$bucket" -v folder="$folder" '{ bytes += $2 }
 
 mkdir -p "$folder"
 if [[ $count -gt 0 ]]; then
-  # A single call of curl uses a single connection. Failures are counted below. No file may be larger than the largest
+  # A single curl call uses a single connection. Failures are counted below. No file may be larger than the largest
   # listed one.
   largest=$(awk '{ if ($2 > most) most = $2 } END { printf "%d", most }' <<<"$files")
   while IFS= read -r name; do
@@ -141,6 +141,6 @@ fi
 echo "Verifying the MD5 of all books ..." >&2
 broken=$(missing md5)
 [[ -z $broken ]] ||
-  fail 1 "$(grep -c . <<<"$broken") book(s) differ from the published ones, first $(head -n 1 <<<"$broken"); run this again"
+  fail 1 "$(grep -c . <<<"$broken") book(s) differ from the originals: $(head -n 1 <<<"$broken") ...; run this again"
 echo "Downloaded and verified: $(grep -c . <<<"$files") books in $folder"
 echo "Next: scripts/preprocess_wiki_books.sh OUT WIKI $(printf '%q' "$folder")"

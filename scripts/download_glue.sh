@@ -8,10 +8,11 @@ usage() {
   cat <<'HELP'
 usage: scripts/download_glue.sh FOLDER [options]
 
-Downloads GLUE (Wang et al., 2018) for `lazyformer finetune --data FOLDER`, with one folder per task. The archives have
-about 500 MB and are kept in FOLDER.download. MRPC is assembled from Microsoft's two files and the list of GLUE's
-development set, as in GLUE's own script. You can stop it at any time and run the same command again to resume.
-Prints the size, rows and SHA-256 of each file. There are no published checksums, so compare them with another download.
+Downloads GLUE (Wang et al., 2018) for `lazyformer finetune --data FOLDER`, with one folder per task. The archives take
+about 500 MB and are kept in FOLDER.download. MRPC is assembled from Microsoft's two files and GLUE's list of
+development examples, as in GLUE's own script. You can stop it at any time and run the same command again to resume.
+Prints the size, number of rows and SHA-256 of each file. No checksums are published, so compare the output with that of
+another download.
 Each task has its own terms of use: https://gluebenchmark.com/tasks
 
 options (defaults in brackets)
@@ -35,7 +36,7 @@ files() {
   esac
 }
 
-# unpack TASK: unpack the downloaded files to the task's folder, which only exists once it is complete.
+# unpack TASK: unpack the downloaded files to the task's folder, which exists only once it is complete.
 unpack() {
   "$python" -S -E -B - "$1" "$downloads" "$folder" "$(dirname "$0")" <<'PYTHON'
 import os, re, shutil, sys
@@ -85,8 +86,8 @@ os.replace(unfinished, out)
 PYTHON
 }
 
-# Print the size, rows and SHA-256 of each file. The header line, which all files except two of CoLA's have, is not
-# counted as a row.
+# Print the size, number of rows and SHA-256 of each file. The header line, which all files except two of CoLA's have,
+# is not counted as a row.
 tell() {
   "$python" -S -E - "$@" <<'PYTHON'
 import hashlib, sys

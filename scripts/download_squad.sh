@@ -10,8 +10,8 @@ usage: scripts/download_squad.sh FOLDER [options]
 
 Downloads train-v1.1.json and dev-v1.1.json of SQuAD (Rajpurkar et al., 2016; CC BY-SA 4.0; 35 MB) to FOLDER, for
 `lazyformer finetune --task squad --data FOLDER`. You can stop it at any time and run the same command again to resume.
-Prints the size, questions and SHA-256 of each file. There are no published checksums, so compare them with another
-download.
+Prints the size, number of questions and SHA-256 of each file. No checksums are published, so compare the output with
+that of another download.
 
 options (defaults in brackets)
   --url URL   URL of the files [https://rajpurkar.github.io/SQuAD-explorer/dataset]
@@ -42,7 +42,7 @@ for file in train-v1.1.json dev-v1.1.json; do
     continue
   fi
   [[ -e $folder/$file ]] || download "$url/$file" "$folder/$file"
-  "$python" -S -E - "$folder/$file" <<'PYTHON' || fail 1 "$folder/$file: is not in SQuAD's format; remove it and run this again"
+  "$python" -S -E - "$folder/$file" <<'PYTHON' || fail 1 "$folder/$file is not in SQuAD's format; remove it and run this again"
 import hashlib, json, sys
 from pathlib import Path
 

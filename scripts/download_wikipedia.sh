@@ -10,7 +10,7 @@ usage: scripts/download_wikipedia.sh FOLDER [options]
 
 Downloads LANGUAGEwiki-DATE-pages-articles-multistream.xml.bz2 to FOLDER over a single connection. You can stop it at any
 time and run the same command again to resume. The file gets its name once its size and SHA-1 match the published ones.
-The English dump has about 20 to 25 GB. The text is licensed under CC BY-SA 4.0, and mostly also under the GFDL
+The English dump is about 20 to 25 GB. The text is licensed under CC BY-SA 4.0, and mostly also under the GFDL
 (https://dumps.wikimedia.org/legal.html).
 
 options (defaults in brackets)
@@ -69,12 +69,12 @@ command -v curl >/dev/null || fail 1 "curl was not found; install it"
 agent="lazyformer-corpus-script${contact:+ ($contact)} curl"
 wiki=${language//-/_}wiki
 checksums=$mirror/$wiki/${date:-latest}/$wiki-${date:-latest}-sha1sums.txt
-# The list of the latest dump is in the folder `latest`, but the files in it are named by date.
+# The list of the latest dump is in the folder `latest`, but it names the files by date.
 any_date='[0-9]{8}'
 pattern="^[0-9a-f]{40}  $wiki-${date:-$any_date}-pages-articles-multistream\.xml\.bz2$"
 published=$(fetch "$checksums") || fail 1 "$checksums: cannot be read; check --language, --date and --mirror"
 line=$(grep -E "$pattern" <<<"$published" | tail -n 1) ||
-  fail 1 "$checksums: lists no finished pages-articles-multistream.xml.bz2; use an earlier --date"
+  fail 1 "$checksums lists no finished pages-articles-multistream.xml.bz2; use an earlier --date"
 sha1=${line%% *} name=${line##* }
 date=$(cut -d - -f 2 <<<"$name")
 url=$mirror/$wiki/$date/$name
@@ -89,13 +89,13 @@ printf '%s\n  %s (%s bytes), sha1 %s\n  to %s\n' "$url" "$(gigabytes "$size")" "
 
 if [[ -e $file ]]; then
   echo "The file already exists; verifying its SHA-1 ..." >&2
-  [[ $(sha1_of "$file") == "$sha1" ]] || fail 1 "$file: is not the published file; remove it and run this again"
+  [[ $(sha1_of "$file") == "$sha1" ]] || fail 1 "$file is not the published file; remove it and run this again"
 else
   mkdir -p "$folder"
   there=$(size_of "$part")
   free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 * 1024 }')
   awk -v need="$((size - there))" -v free="$free" 'BEGIN { exit !(need <= free) }' ||
-    fail 1 "$folder: $(gigabytes "$((size - there))") must still be downloaded, but only $(gigabytes "$free") are free"
+    fail 1 "$folder: $(gigabytes "$((size - there))") must still be downloaded, but only $(gigabytes "$free") is free"
   [[ $there -eq 0 ]] || echo "Resuming after $(gigabytes "$there") ..." >&2
   resume "$url" "$part" "$size"
   echo "Verifying the SHA-1 ..." >&2

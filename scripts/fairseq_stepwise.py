@@ -71,7 +71,7 @@ class FairseqTraining:
         return sum(sample["ntokens"] for sample in batch)
 
     def evaluate(self, split: str = "valid", tokens: Optional[int] = None) -> dict[str, float]:
-        """Return the task's metrics on a split, by fairseq's names.
+        """Return the task's metrics on a split, under fairseq's names.
 
         Args:
             split: the name of the split.

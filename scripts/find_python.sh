@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of a Python 3.11 to 3.14 that works and can create virtual environments: $PYTHON if it is set, and
+# Prints the path of a working Python 3.11 to 3.14 that can create virtual environments: $PYTHON if it is set, and
 # otherwise the first one on PATH. Versions that fairseq supports are preferred.
-# It is not enough that a file with the right name exists: the shims of version managers may be on PATH and fail.
+# Finding a file with the right name is not enough, because the shims of version managers may be on PATH but fail.
 set -euo pipefail
 
 works() {

@@ -3,8 +3,8 @@
     keep_fairseq.py take FILE[#sha256=HASH] FOLDER   verify the SHA-256 of a wheel or source archive, copy it to FOLDER
     keep_fairseq.py note FOLDER                      write the SHA-256 of the wheel in FOLDER to a file next to it
 
-The expected SHA-256 comes from the caller, or from FILE.sha256 in the format of `sha256sum`. That of the source archive
-is known.
+The expected SHA-256 comes from the caller, or from FILE.sha256 in the format of `sha256sum`. The source archive's is
+hard-coded.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def expected(file: Path, given: str) -> tuple[str, str]:
     if not note.is_file():
         return "", ""
     if not (found := re.match(r"\s*([0-9a-fA-F]{64})\b", note.read_text(encoding="utf-8", errors="replace"))):
-        sys.exit(f"{note}: does not contain a SHA-256; remove it, or write the expected one into it")
+        sys.exit(f"{note} does not contain a SHA-256; remove this file, or write the expected SHA-256 to it")
     return found[1].lower(), str(note)
 
 
@@ -55,7 +55,7 @@ def take(given: str, folder: Path) -> None:
         folder.mkdir(parents=True)
         shutil.copyfile(file, folder / file.name)
     if not right:
-        print(f"The expected SHA-256 of {file.name} is unknown. It is {found}", file=sys.stderr)
+        print(f"The expected SHA-256 of {file.name} is unknown. The actual one is {found}", file=sys.stderr)
 
 
 def note(folder: Path) -> None:

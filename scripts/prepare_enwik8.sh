@@ -9,8 +9,8 @@ usage() {
 usage: scripts/prepare_enwik8.sh OUT [options]
 
 Downloads enwik8 (Mahoney, 2006; 36 MB, the first 100,000,000 bytes of a dump of the English Wikipedia) and writes OUT,
-with one symbol per byte and splits of 90, 5 and 5 million bytes in the order of the file. A file with another MD5 is
-rejected. Run it again to resume an interrupted download. With --from DIR, DIR must contain enwik8.
+with one symbol per byte and splits of 90, 5 and 5 million bytes in file order. A file with a different MD5 is
+rejected. Run the same command again to resume an interrupted download. With --from DIR, DIR must contain enwik8.
 
 HELP
   shared_options

@@ -4,7 +4,7 @@
 #
 # Before it calls prepare_text "$@", a script sets these variables:
 #   name      name of the official text: wikitext-103, enwik8, ...
-#   corpus    the same as an argument of `lazyformer lm prepare`
+#   corpus    name of the text's format, as in `lazyformer lm prepare`: wikitext, enwik8 or text8
 #   url       URL of the archive
 #   md5       MD5 of the archive, as published by its distributors or by torchtext; '' if the text is checked instead
 #   unpacked  path of the text within the archive
@@ -12,7 +12,7 @@
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Help on the options of prepare_text, for the end of a script's `usage`.
+# Print help on the options of prepare_text; a script's `usage` ends with it.
 shared_options() {
   cat <<'HELP'
 options (defaults in brackets)
@@ -35,7 +35,7 @@ md5_of() {
 }
 
 # resume URL FILE SIZE: download the missing bytes of FILE up to SIZE, with $agent as user agent, and resume after broken
-# connections. If the server sends more, the download is aborted (curl before 8.4 only checks the announced length).
+# connections. If the server sends more, the download is aborted (curl before 8.4 checks only the announced length).
 resume() {
   local pause there progress=(--silent --show-error)
   [[ ! -t 2 ]] || progress=(--progress-bar)
@@ -48,10 +48,10 @@ resume() {
   done
   there=$(size_of "$2")
   [[ $there -ge $3 ]] || fail 1 "$1: the download stopped at $there of $3 bytes; run this again to resume"
-  [[ $there -eq $3 ]] || fail 1 "$2: has $there bytes, but the published size is $3; remove it and run this again"
+  [[ $there -eq $3 ]] || fail 1 "$2 has $there bytes, but the published size is $3; remove it and run this again"
 }
 
-# download URL FILE: download over a single connection, resuming from FILE.part. FILE only exists once it is complete.
+# download URL FILE: download over a single connection, resuming from FILE.part. FILE exists only once it is complete.
 download() {
   local part=$2.part size agent='Mozilla/5.0 (compatible; lazyformer-corpus-script) curl'
   command -v curl >/dev/null || fail 1 "curl was not found; install it"
@@ -87,7 +87,7 @@ prepare_text() {
     *) fail 2 "$1: no such option; see $0 --help" ;;
     esac
   done
-  [[ -z $from || -d $from ]] || fail 1 "--from $from: is not a folder"
+  [[ -z $from || -d $from ]] || fail 1 "--from $from: no such folder"
   downloads=${downloads:-$out.download}
 
   local archive=$downloads/${url##*/}

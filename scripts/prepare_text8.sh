@@ -9,8 +9,9 @@ usage() {
 usage: scripts/prepare_text8.sh OUT [options]
 
 Downloads text8 (Mahoney, 2006; 31 MB, 100,000,000 characters of a dump of the English Wikipedia: a to z and spaces) and
-writes OUT, with one symbol per character and splits of 90, 5 and 5 million characters in the order of the file. A file
-with another MD5 is rejected. Run it again to resume an interrupted download. With --from DIR, DIR must contain text8.
+writes OUT, with one symbol per character and splits of 90, 5 and 5 million characters in file order. A file with a
+different MD5 is rejected. Run the same command again to resume an interrupted download. With --from DIR, DIR must
+contain text8.
 
 HELP
   shared_options

@@ -10,7 +10,7 @@ usage: scripts/prepare_wikitext103.sh OUT [options]
 
 Downloads WikiText-103 (Merity et al., 2016; 190 MB, CC BY-SA 3.0) from its first author's website, verifies its MD5, and
 writes OUT: splits of 103,227,021, 217,646 and 245,569 words, including one per line end, and a dictionary of 267,735
-words. A text with other counts is rejected. Run it again to resume an interrupted download.
+words. A text with different counts is rejected. Run the same command again to resume an interrupted download.
 With --from DIR, DIR must contain wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. To prepare WikiText-2, run
 `lazyformer lm prepare wikitext DIR OUT --official wikitext-2`.
 

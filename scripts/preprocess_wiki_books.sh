@@ -10,8 +10,10 @@ usage: scripts/preprocess_wiki_books.sh OUT WIKI BOOKS [options of lazyformer co
 
 Converts WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt files, one per book) to a corpus
 in OUT: shards of binarized data, dictionary, tokenizer, manifest.json and report.html. If documents are identical,
-Wikipedia's is kept. If BOOKS has another format, prefix it with its name, as in jsonl:books.jsonl.zst. You can stop the
-script at any time and run it again to resume. Then run: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
+the one from Wikipedia is kept. If BOOKS has another format, put the format's name before it, as in
+jsonl:books.jsonl.zst. You can stop the script at any time and run it again to resume. Then run:
+
+  scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
 
 You can append options of `lazyformer corpus`, such as --workers 16 or --near-duplicates; `lazyformer corpus --help`
 lists all of them. Options of this script:

@@ -5,9 +5,9 @@
 # in VENV or in $PYTHON, it is kept. To configure indexes, proxies and caches, use pip's own settings
 # (PIP_EXTRA_INDEX_URL, pip.conf, ...). If the installed torch cannot use the GPUs of this machine, a warning at the end
 # names a version that can.
-# On Python 3.13, fairseq is only installed if $FAIRSEQ_WHEEL is set, to FILE or FILE#sha256=HASH. FILE is a wheel or a
-# source archive, and is installed instead of the version on the index.
-# Every step skips what is already done, so you can continue an interrupted set-up by running it again.
+# On Python 3.13 or later, fairseq is installed only if $FAIRSEQ_WHEEL is set to FILE or FILE#sha256=HASH. FILE is a
+# wheel or a source archive, and is installed instead of the version on the index.
+# Every step skips what is already done, so you can continue an interrupted set-up by running the script again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -91,8 +91,8 @@ make_environment() {
     "$base" -m venv $options "$venv"
 }
 
-# pip writes INSTALLER last. Without it, the installation of a package was interrupted (torchrun may be missing, for
-# example), but pip would consider the package installed.
+# pip writes INSTALLER last. If a package lacks this file, its installation was interrupted (so that torchrun may be
+# missing, for example), but pip would consider the package installed.
 forget_torn_packages() {
   "$python" - <<'END'
 import shutil, sysconfig
@@ -117,7 +117,7 @@ install_torch() {
   "$python" scripts/choose_torch.py constrain >"$constraints"
 }
 
-# Install fairseq from the user's file, or from a wheel that is built and kept in VENV, and then its dependencies.
+# Install fairseq from the user's file or from a wheel that is built and kept in VENV; then install its dependencies.
 install_fairseq() {
   if [ -z "${FAIRSEQ_WHEEL:-}" ] && ! has_fairseq && [ -z "$(ls "$fairseq_folder" 2>/dev/null)" ]; then
     "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$fairseq_folder" "$fairseq" || return
@@ -162,8 +162,8 @@ step "Installing the other packages (1 minute)" "$network_advice" \
 "$python" -c 'import triton' 2>/dev/null ||
   step "Installing triton's interpreter (15 s)" "$network_advice" \
     pip_install --no-build-isolation --constraint "$constraints" --editable '.[interpreter]'
-# fairseq-fixed requires torchaudio for its speech tasks. With a CPU build of torch it fails to load, and then
-# transformers fails too, because it imports torchaudio if it is installed.
+# fairseq-fixed requires torchaudio for its speech tasks. With a CPU build of torch, torchaudio fails to load, and then
+# transformers fails too, because it imports torchaudio whenever that is installed.
 "$python" -c 'import importlib.util as of; of.find_spec("torchaudio") is None or __import__("torchaudio")' \
   >>"$log" 2>&1 ||
   step "Removing torchaudio, which does not work with this torch (1 s)" "$network_advice" \
@@ -176,7 +176,7 @@ rm -f "$unfinished"
 misfit=$("$python" -m lazyformer_fairseq.executors.torch_builds 2>>"$log") || true
 [ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
 if [ -z "$with_fairseq" ] && ! has_fairseq; then
-  echo "$("$python" --version) does not support fairseq: training with fairseq-train requires 3.11 or 3.12."
+  echo "$("$python" --version) does not support fairseq: training with fairseq-train requires Python 3.11 or 3.12."
 elif [ -z "${FAIRSEQ_WHEEL:-}" ] && [ -e "$fairseq_folder" ]; then
   echo "fairseq's wheel and its SHA-256 are in $fairseq_folder. To install from a copy: make setup FAIRSEQ_WHEEL=COPY"
 fi

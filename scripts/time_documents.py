@@ -3,9 +3,9 @@
     python scripts/time_documents.py wikitext-2/wiki.train.tokens --tokens-per-sample 2048
 
 Each line of the file is a paragraph and counts as a document, and each word is a token. The script runs the forward and
-backward pass of an `s` of base size alternately in both ways. The time includes the grouping of documents, but not the
-projections. It prints the fractions of query-key pairs that are visible and that are computed, the times in
-milliseconds, and the relative time divided by the fraction of visible pairs.
+backward pass of an `s` sublayer of BERT base's size alternately in both ways. The time includes the grouping of
+documents, but not the projections. The script prints the fractions of query-key pairs that are visible and that are
+computed, the times in milliseconds, and the relative time divided by the fraction of visible pairs.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
     found = list(islice(blocks(given.text, width), needed))
     if len(found) < needed:
         sys.exit(
-            f"{given.text}: fills {len(found)} blocks of {width} tokens, but {needed} are required; use a longer text, "
+            f"{given.text} fills {len(found)} blocks of {width} tokens, but {needed} are required; use a longer text, "
             "fewer --batches, or a smaller --batch-size or --tokens-per-sample"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,9 +3,9 @@
     python scripts/time_glue_batches.py results/glue/tasks/MRPC checkpoints/checkpoint_last.pt --updates 30
 
 All variants train the same model on the same rows, and alternate after every update, so that other load on the machine
-affects all of them equally. The script prints the throughput in tokens per second without padding, the percentage of
-padding, the time of an epoch, and its ratio to that of a padded epoch in the same order. `lazyformer finetune
---no-padding` uses concatenated batches.
+affects all of them equally. The script prints the throughput in tokens per second (not counting padding), the
+percentage of padding, the time of an epoch, and its ratio to the time of a padded epoch in the same order. `lazyformer
+finetune --no-padding` uses concatenated batches.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Times models that compute the feed-forwards at the top only for the tokens that a head reads, or for all tokens.
+"""Times models whose top feed-forwards are computed either only for the tokens that a head reads, or for all tokens.
 
     OMP_NUM_THREADS=1 python scripts/time_tail.py --patterns '(sf)x7' '(sff)x3 (f)x5'
 

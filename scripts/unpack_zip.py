@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 MOST_MEMBERS = 1000
-MOST_BYTES = 2 * 10**9  # WikiText-103 has 0.55 GB, the largest task of GLUE 0.2 GB
+MOST_BYTES = 2 * 10**9  # WikiText-103 takes 0.55 GB, and GLUE's largest task 0.2 GB
 
 
 def unpack(archive: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda name: True) -> list[Path]:
@@ -42,7 +42,7 @@ def _refuse_excess(archive: Path, every: list[zipfile.ZipInfo], wanted: list[zip
     total = sum(member.file_size for member in wanted)
     if len(every) > MOST_MEMBERS or total > MOST_BYTES:
         sys.exit(
-            f"{archive}: contains {len(every):,} files, and {total:,} bytes would be unpacked; the limits are "
+            f"{archive} contains {len(every):,} files, and {total:,} bytes would be unpacked; the limits are "
             f"{MOST_MEMBERS:,} files and {MOST_BYTES:,} bytes"
         )
 

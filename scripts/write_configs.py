@@ -1,9 +1,9 @@
-"""Writes configs/pretraining/NAME.yaml for each named encoder, as its difference from base.yaml.
+"""Writes configs/pretraining/NAME.yaml for each named encoder, as differences from base.yaml.
 
     python scripts/write_configs.py
 
-Run it after you add or change a row of lazyformer_fairseq/patterns/architectures.py. Comments at the top of a file are
-kept; a new file starts with the source of its row. The files of language models are written by hand.
+Run the script after you add or change a row of lazyformer_fairseq/patterns/architectures.py. Comments at the top of a
+file are kept; a new file starts with the source of its row. The files of language models are written by hand.
 """
 
 import json

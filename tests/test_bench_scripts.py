@@ -65,7 +65,7 @@ def test_a_text_too_short_to_be_timed_is_named(tmp_path, monkeypatch):
     (text := tmp_path / "text").write_text("word " * 70)
     sizes = "--tokens-per-sample 32 --batch-size 2 --batches 1"
     monkeypatch.setattr(sys, "argv", ["time_documents.py", str(text), *sizes.split()])
-    with pytest.raises(SystemExit, match=f"{text}: fills 2 blocks of 32 tokens, but 6 are required; use a longer text"):
+    with pytest.raises(SystemExit, match=f"{text} fills 2 blocks of 32 tokens, but 6 are required; use a longer text"):
         load_script("time_documents").main()
 
 

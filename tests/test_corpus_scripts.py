@@ -155,7 +155,7 @@ def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, tmp_pat
     [
         (".part", b"x" * len(DUMP), f": its SHA-1 is .*{SHA1}.*remove it"),
         (".part", DUMP + b"x", "has 102401 bytes, but the published size is 102400"),
-        ("", DUMP[:-1], ": is not the published file; remove it and run this again"),
+        ("", DUMP[:-1], " is not the published file; remove it and run this again"),
     ],
 )
 def test_a_file_that_is_another_is_named_and_stays(download_dump, tmp_path, ending, there, message):
@@ -171,7 +171,7 @@ def test_a_file_that_is_another_is_named_and_stays(download_dump, tmp_path, endi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "0.10 MB must still be downloaded, but only 0.01 MB are free"),
+        ("", "0.10 MB must still be downloaded, but only 0.01 MB is free"),
         ("--date 20250101", "enwiki-20250101-sha1sums.txt: cannot be read; check --language, --date and --mirror"),
         ("--language zh-min-nan", "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt: cannot be read"),
         ("--language simple", "lists no finished pages-articles-multistream.xml.bz2; use an earlier --date"),
@@ -227,7 +227,7 @@ def test_a_book_of_another_checksum_is_named_and_fetched_again(download_books, t
     (tmp_path / "train" / "3.txt").write_bytes(b"x" * len(good))
     run = download_books(tmp_path, "--splits", "train")
     assert run.returncode == 1
-    assert "error: 1 book(s) differ from the published ones, first train/3.txt; run this again" in run.stderr
+    assert "error: 1 book(s) differ from the originals: train/3.txt ...; run this again" in run.stderr
     assert download_books(tmp_path, "--splits", "train").returncode == 0
     assert (tmp_path / "train" / "3.txt").read_bytes() == good
 
@@ -444,7 +444,7 @@ def test_squad_arrives_and_is_told(mirror, tmp_path):
     assert (folder / "train-v1.1.json").read_bytes() == content
     told = f"{len(content)} bytes, 3 questions on 2 paragraphs of 1 articles, SHA-256"
     assert f"train-v1.1.json: {told} {hashlib.sha256(content).hexdigest()}\n" in run.stdout
-    assert run.returncode == 1 and "dev-v1.1.json: is not in SQuAD's format; remove it and run this again" in run.stderr
+    assert run.returncode == 1 and "dev-v1.1.json is not in SQuAD's format; remove it and run this again" in run.stderr
 
 
 # --- texts of language modelling
@@ -516,7 +516,7 @@ def test_what_was_downloaded_is_unpacked_and_prepared_if_it_is_official_or_need_
         ("--from x", "pass OUT first"),
         ("out --from", "--from needs a value"),
         ("out --fast", "--fast: no such option"),
-        ("out --from nowhere", "--from nowhere: is not a folder"),
+        ("out --from nowhere", "--from nowhere: no such folder"),
     ],
 )
 def test_what_cannot_be_prepared_is_said(arguments, message):

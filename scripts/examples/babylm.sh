@@ -16,8 +16,8 @@ BLIMP  folder with BLiMP's files, https://github.com/alexwarstadt/blimp
 GLUE   folder with the fine-tuning files, https://github.com/babylm/evaluation-pipeline-2025
 OUT    output folder
 
-Your own options take precedence: --budget 10min to try it out, --model NAME=PATTERN for your own models. The environment
-variable VOCAB_SIZE sets the vocabulary size, 8192 by default.
+Your own options take precedence: use --budget 10min to try the script out, and --model NAME=PATTERN for your own
+models. The environment variable VOCAB_SIZE sets the vocabulary size, 8192 by default.
 HELP
 }
 
@@ -29,7 +29,7 @@ use_checkout
 lazyformer() { "$python" -m lazyformer_fairseq.cli "$@"; }
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-modern='(s[rope=10000] f[gate=gelu])' parts='norm=rms; without=relative-position-buckets,local-heads'  # ModernBERT's
+modern='(s[rope=10000] f[gate=gelu])' parts='norm=rms; without=relative-position-buckets,local-heads' # as in ModernBERT
 models=(--model 'bert=(sf)x7' --model 'lazyformer=M2x3 M1' --model 'lazyformer_m6=M6 M1' --model 'par=(sff)x3 (f)x5'
   --model 'lazy_par=sfflff sff (f)x5' --model 'conv=(cf)x3 sf (cf)x3' --model "modern=${modern}x7; $parts"
   --model "lazy_modern=($modern l f[gate=gelu])x3 $modern; $parts")

@@ -52,7 +52,7 @@ def name_of(model: Model, seed: int) -> str:
 
 
 def print_trained(folder: Path) -> None:
-    """Print ``NAME=CHECKPOINT`` for every run, except those that tried another learning rate."""
+    """Print ``NAME=CHECKPOINT`` for every run, except the runs that tried another learning rate."""
     for model in read_folders([folder / "models"]).models.values():
         for seed in model.runs:
             name = name_of(model, seed)

@@ -13,7 +13,7 @@ the loss against updates, FLOPs and time to OUT/models. You can stop it at any t
 
 OUT         output folder
 TEXT        folder of text files; default: the English prose that ships with Python
-ONE, OTHER  the patterns; default: (sf)x4, a BERT, and M2x2, a LazyFormer
+ONE, OTHER  the patterns; default: (sf)x4 (a BERT) and M2x2 (a LazyFormer)
 
 Your own options take precedence: --budget 10min trains longer, and --seeds 1,2,3 shows the spread. The environment
 variable VOCAB_SIZE sets the vocabulary size, 2000 by default. docs/compare.md explains the table and the other options.

@@ -2,12 +2,12 @@
 
     python scripts/examples/custom_sublayer.py DATA OUT [options of `lazyformer compare run`]
 
-The kind is `g`, the global mean: each token receives the projected mean of all tokens in its text. DATA is a corpus
+The new kind is `g`, the global mean: each token receives the projected mean of all tokens in its text. DATA is a corpus
 written by `lazyformer corpus`. A table, plots and the trained models are written to OUT. With the tests' toy corpus,
-tests/fixtures/checkpoints/m2x2/data, this takes less than a minute on one core. With more text, train for longer, as
-with --budget 10min.
+tests/fixtures/checkpoints/m2x2/data, this takes less than a minute on one core. With more text, train for longer, for
+instance by adding --budget 10min.
 
-To use the kind in every command, set these environment variables:
+To use `g` in every command, set these environment variables:
 
     export PYTHONPATH=scripts/examples LAZYFORMER_KINDS=custom_sublayer
     lazyformer pattern show '(gf)x3 sf'

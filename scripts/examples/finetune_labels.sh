@@ -22,7 +22,7 @@ For other formats (pairs, regression, several labels per text, word tags) and al
 HELP
 }
 
-# Print labeled sentences. The label is the kind of the place that the sentence mentions, indoors or outdoors.
+# Print labeled sentences. The label says whether the place that the sentence mentions is indoors or outdoors.
 make_sentences() {
   for first in Anna Ben Cara Dan Eva Finn; do
     for second in Hugo Lea Max Nina Otto; do

@@ -1,4 +1,4 @@
-"""Writes report.md and report.json for a line, with a verdict, its targets and its results.
+"""Writes report.md and report.json for a line of the plan: a verdict, the line's targets, and its results.
 
     python scripts/gpu/report.py LINE FOLDER --seconds 512
     python scripts/gpu/report.py --best FOLDER
@@ -136,9 +136,9 @@ def learning(folder: Path, seconds: Seconds) -> Found:
     best = best_of(rows) or {"BLiMP, %": None}
     bars = [
         Bar("minutes", seconds["line"] / 60, 8, at_most=True, needs_h100=True),
-        Bar("share of BLiMP in the time", ratio(seconds.get("BLiMP"), seconds["line"]), 1 / 3, at_most=True),
+        Bar("BLiMP's share of the time", ratio(seconds.get("BLiMP"), seconds["line"]), 1 / 3, at_most=True),
         Bar("BLiMP of the best row, %", best["BLiMP, %"], 71.3),
-        Bar("BLiMP of the best row, %: the goal", best["BLiMP, %"], 74),
+        Bar("BLiMP of the best row, % (goal)", best["BLiMP, %"], 74),
     ]
     return bars, rows
 
@@ -153,7 +153,7 @@ def base_size(folder: Path, _: Seconds) -> Found:
     bars = [Bar("minutes of training", ratio(row["seconds"], 60), 5, at_most=True, needs_h100=True)]
     best = best_of(read_if_there(folder.parent / "learning" / "report.json").get("rows", ()))
     if best:
-        bars.append(Bar("BLiMP, % (bar: the best of `learning`)", row["BLiMP, %"], best["BLiMP, %"]))
+        bars.append(Bar("BLiMP, % (target: the best of `learning`)", row["BLiMP, %"], best["BLiMP, %"]))
     return bars, rows
 
 
@@ -183,7 +183,7 @@ def documents(folder: Path, _: Seconds) -> Found:
         for row in rows
     ]
     share = read_if_there(folder / "rte.json").get("by length, in a row")
-    return [*bars, Bar("an epoch of RTE without padding, of padded time", share, 0.5, at_most=True)], rows
+    return [*bars, Bar("an epoch of RTE without padding, relative to padded", share, 0.5, at_most=True)], rows
 
 
 OURS = "our bert_base"
@@ -252,7 +252,7 @@ def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
     content = {"line": line, "verdict": verdict, "seconds": total, "parts": parts, "bars": shown_bars, "rows": rows}
     write_json(folder / "report.json", content | {"facts": facts})
     page: list[Block] = [f"# {line}", verdict]
-    for title, table in (("Figures", rows), ("Bars", shown_bars), ("Parts", parts)):
+    for title, table in (("Figures", rows), ("Targets", shown_bars), ("Parts", parts)):
         if table:
             words = [name for name, value in table[0].items() if isinstance(value, str)]
             cells = [{name: cell(value) for name, value in row.items()} for row in table]
@@ -264,7 +264,7 @@ def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
 
 def verdict_on(bars: Sequence[Bar], device: str) -> str:
     """Return a sentence on which targets were met."""
-    sentence = f"on {device} {sum(bar.reached == 'yes' for bar in bars)} of {len(bars)} bars are reached"
+    sentence = f"on {device} {sum(bar.reached == 'yes' for bar in bars)} of {len(bars)} targets are met"
     for end, said in (("no", "missed"), ("not measured", "not measured")):
         if found := [bar.what for bar in bars if bar.reached == end]:
             sentence += f"; {said}: {'; '.join(found)}"
@@ -284,7 +284,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("line", nargs="?")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=int, default=0, help="time that the line has taken so far")
+    parser.add_argument("--seconds", type=int, default=0, help="seconds that the line has taken so far")
     parser.add_argument("--tiny", action="store_true", help="the line ran with tiny models")
     parser.add_argument("--best", action="store_true")
     given = parser.parse_args()

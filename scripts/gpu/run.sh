@@ -9,23 +9,23 @@ usage() {
 usage: [WHEELS=FOLDER] [DATA=FOLDER] [PYTHON=PYTHON] scripts/gpu/run.sh LINE OUT [--tiny]
 
 Runs a line of the plan and writes OUT/LINE: report.md (a verdict and tables), report.json, and the output of the
-commands. The folder only exists once it is complete. If nine minutes are not enough, the last parts are cut short, and
+commands. The folder exists only once it is complete. If nine minutes are not enough, the last parts are cut short, and
 the report lists them.
 
 LINE, in order of importance (in parentheses, what DATA must contain):
-  throughput   updates of transformers' ModernBERT and BERT, and of ours, at 1,024, 8,192 and 512 tokens
-  learning     four patterns with 30 million parameters: ten million words, ten times, then BLiMP  (babylm, blimp)
+  throughput   updates of transformers' and our ModernBERT and BERT, at 1,024, 8,192 and 512 tokens
+  learning     four patterns with 30 million parameters on ten million words, ten times; then BLiMP  (babylm, blimp)
   correctness  all tests that need a GPU, in parallel
-  documents    attention within documents, fine-tuning without padding                    (babylm, glue, documents.txt)
-  base-size    BERT base: the words of `learning`, BLiMP, RTE and CoLA                    (babylm, blimp, glue)
-  base-best    the same for the best pattern in OUT/learning                              (babylm, blimp, glue)
-  rest         models and their baselines, back ends, attention variants, kinds, a search    (babylm)
+  documents    attention within documents, and fine-tuning without padding  (babylm, glue, documents.txt)
+  base-size    BERT base on the words of `learning`; then BLiMP, RTE and CoLA  (babylm, blimp, glue)
+  base-best    the same for the best pattern in OUT/learning  (babylm, blimp, glue)
+  rest         models and their baselines, back ends, attention variants, other sublayers, and a search  (babylm)
 
 DATA   folder with the data in parentheses: babylm is the output of `lazyformer corpus`, blimp and glue are the official
        files, and documents.txt has one paragraph per line
-WHEELS folder with wheels of missing packages, which are installed in OUT/site. Required are torch (CUDA), numpy, scipy,
-       scikit-learn, matplotlib and fairseq's other dependencies, and pytest and pytest-xdist for `correctness`;
-       transformers is optional
+WHEELS folder with wheels of missing packages, which are installed in OUT/site. The required packages are torch (CUDA),
+       numpy, scipy, scikit-learn, matplotlib and fairseq's other dependencies; `correctness` also requires pytest and
+       pytest-xdist; transformers is optional
 
 --tiny tests a line on a CPU with tiny models.
 HELP
@@ -54,7 +54,7 @@ part() {
 # needs NAME...: exit with an error unless DATA contains these files or folders.
 needs() {
   for name; do
-    [[ -e ${DATA:-}/$name ]] || fail 1 "${DATA:-DATA}/$name: does not exist, but \`$line\` needs it; see scripts/gpu/run.sh --help"
+    [[ -e ${DATA:-}/$name ]] || fail 1 "${DATA:-DATA}/$name does not exist, but \`$line\` needs it; see scripts/gpu/run.sh --help"
   done
 }
 
@@ -72,11 +72,11 @@ python=${PYTHON:-$python} here=$root/scripts/gpu
 [[ -f $here/lines/$line.sh ]] || fail 2 "$line: no such line; see scripts/gpu/run.sh --help"
 mkdir -p "$out"
 out=$(cd "$out" && pwd) work=$out/$line.unfinished
-[[ ! -e $out/$line ]] || fail 1 "$out/$line: already exists; remove it or use another OUT"
+[[ ! -e $out/$line ]] || fail 1 "$out/$line already exists; remove it or use another OUT"
 [[ -z ${DATA:-} ]] || DATA=$(cd "$DATA" && pwd)
 
 if [[ -n ${WHEELS:-} ]]; then
-  compgen -G "$WHEELS/*.whl" >/dev/null || fail 1 "$WHEELS: contains no wheels (*.whl)"
+  compgen -G "$WHEELS/*.whl" >/dev/null || fail 1 "$WHEELS contains no wheels (*.whl)"
   if [[ ! -d $out/site ]]; then
     "$python" -m pip install --quiet --no-index --no-deps --target "$out/site.unfinished" "$WHEELS"/*.whl
     mv "$out/site.unfinished" "$out/site"

@@ -2,8 +2,8 @@
 
     python scripts/gpu/throughput.py throughput.json --budget 450
 
-Updates are the same as in `lazyformer bench`. transformers' models use sdpa and, if it is installed, flash-attn. Like
-ours, their heads only receive the masked positions. No model has attention dropout.
+Updates are the same as in `lazyformer bench`. transformers' models use sdpa and, if it is installed, flash-attn. Their
+heads, like our models', receive only the masked positions. No model has attention dropout.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def theirs(name: str, like: BenchModel, longest: int, attention: str) -> BenchMo
 
 
 def build_all(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """All models, those of transformers first; their tiny twins where a sequence is tiny."""
+    """Return all models, transformers' first; if the lengths are tiny, return tiny (`_tiny`) versions instead."""
     longest = max(settings.lengths)
     ours = {}
     for name in OURS:
@@ -78,10 +78,10 @@ def build_all(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--budget", type=float, help="seconds; no round begins after them")
+    parser.add_argument("--budget", type=float, help="seconds after which no new round begins")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--tiny", action="store_true", help="tiny twins on few tokens")
+    parser.add_argument("--tiny", action="store_true", help="use tiny models and few tokens")
     given = parser.parse_args()
     SELECTOR.time_at_once()
     lengths, tokens, rounds = (TINY_LENGTHS, 32, 2) if given.tiny else (LENGTHS, 32_768, 20)

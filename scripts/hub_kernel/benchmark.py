@@ -1,4 +1,4 @@
-"""``kernels benchmark``: attention with a learned bias beside torch's ``scaled_dot_product_attention``."""
+"""``kernels benchmark``: attention with a learned bias, compared with torch's ``scaled_dot_product_attention``."""
 
 import torch
 from kernels.benchmark import Benchmark
@@ -8,7 +8,7 @@ REACH = 128
 
 
 class LearnedBiasBenchmark(Benchmark):
-    """Forward and backward passes of one layer in bf16, of 16 sequences of 1,024 tokens with 12 heads of 64."""
+    """The forward and backward pass of one layer with 12 heads of size 64, in bf16, on 16 sequences of 1,024 tokens."""
 
     seed = 0
 

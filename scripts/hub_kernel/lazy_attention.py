@@ -1,4 +1,4 @@
-"""Fused attention with a learned bias by distance, and lazy attention, which reuses a distribution, in Triton.
+"""Triton kernels for attention with a learned bias by distance, and for lazy attention, which reuses a distribution.
 
 Shapes: B sequences, N heads, T tokens, D head size, R reach of the bias.
 """
@@ -40,7 +40,7 @@ def attention(
         q_BNTD, k_BNTD, v_BNTD: Queries, keys and values, with any strides, in fp16, bf16 or fp32. D is at most 128.
         bias_NR: The bias (N, 2 R + 1) by distance, key minus query, from -R to R. Longer distances have the bias of
             the nearest end, as in T5. R should not exceed a few hundred. None for no bias.
-        lengths_B: The number of tokens of each sequence before its padding, integers; None if there is no padding.
+        lengths_B: The number of tokens (an integer) of each sequence before its padding; None if there is none.
             Outputs at padding are meaningless.
         consumers: The number of layers that will call ``shared.attend``, each exactly once before the backward pass.
 
@@ -53,7 +53,7 @@ def attention(
     size = q_BNTD.size(-1)
     if not q_BNTD.shape == k_BNTD.shape == v_BNTD.shape or size > LARGEST_HEAD:
         raise ValueError(
-            f"q, k and v must have one shape (B, N, T, D) with D up to {LARGEST_HEAD}, not {tuple(q_BNTD.shape)}, "
+            f"q, k and v must have the same shape (B, N, T, D) with D up to {LARGEST_HEAD}, not {tuple(q_BNTD.shape)}, "
             f"{tuple(k_BNTD.shape)} and {tuple(v_BNTD.shape)}"
         )
     if q_BNTD.dtype == torch.float64:

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154
-# A model of BERT base's size, trained on the words of the line `learning`, then BLiMP and fine-tuning.
+# Trains a model of BERT base's size on the words of the line `learning`, then evaluates it on BLiMP and fine-tunes it.
 #
-# Estimated as in that line, from 243 TFLOP/s: 85 million parameters in 12 layers and a head of 6.9 million for 30% of the
-# tokens take 6 x 87 million = 0.52 GFLOP per token, so 465,000 tokens/s and 310 s for ten epochs of 14.4 million
-# tokens. 280 s are enough for nine.
+# As in that line, the estimate assumes 243 TFLOP/s. 85 million parameters in 12 layers, and a head of 6.9 million for
+# 30% of the tokens, take 6 x 87 million = 0.52 GFLOP per token. That is 465,000 tokens/s, or 310 s for ten epochs of
+# 14.4 million tokens. 280 s are enough for nine.
 needs babylm blimp glue
 model=${model:-bert=(sf)x12}
 sizes=(--embed-dim 768 --ffn-embed-dim 3072 --heads 12 --tokens-per-sample 512 --batch-size 64 --budget 280s --lr 1e-2)

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
-# All tests that need a GPU, eight at a time. conftest.py is skipped, because it requires all dependencies of the corpus
-# builder. If the time runs out, SIGINT makes pytest print the failures so far.
+# Runs all tests that need a GPU, eight at a time. conftest.py is skipped, because it requires all dependencies of the
+# corpus builder. If the time runs out, SIGINT makes pytest print the failures so far.
 tests=(tests/modules/attention/test_on_gpu.py tests/modules/networks/test_updates_on_gpu.py
   tests/modules/sublayers/test_convolution.py tests/modules/sublayers/test_recurrent.py)
 side_by_side=()

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154
-# Attention within documents compared with attention over all pairs, then an epoch of RTE without and with padding.
+# Times attention within documents and over all pairs, and then an epoch of RTE without and with padding.
 needs babylm glue documents.txt
 sizes=(--tokens-per-sample 2048 --batch-size 16 --batches 8 --precision "$precision")
 [[ -z $tiny ]] || sizes=(--tokens-per-sample 32 --batch-size 2 --batches 2)

@@ -1,15 +1,17 @@
 # shellcheck shell=bash disable=SC2154
-# Four patterns with about 30 million parameters on the same ten million words, at most ten times, then BLiMP.
+# Trains four patterns with about 30 million parameters on the same ten million words (read at most ten times), and then
+# evaluates them on BLiMP.
 #
 # The settings are based on estimates, not on measurements:
 # - An encoder of 150 million parameters has 111 million outside its embeddings. At 6 FLOPs per token for each of these,
 #   365,000 tokens/s on an H100 are 243 TFLOP/s.
-# - 8 layers of width 512 are 25.2 million parameters, embeddings of 8,192 tokens another 4.2 million. The head computes
-#   30% of the tokens, which counts as 1.3 million. So a token takes 6 x 26.5 million = 0.159 GFLOP, and the same
-#   FLOP/s would be 1.53 million tokens/s. Small models are less efficient.
-# - Ten million words are 14.4 million tokens, ten epochs 144 million: 94 s per model at that speed, 377 s for four.
-#   85 s of training each leave a minute for the start and 80 s for BLiMP within eight minutes. That is nine epochs at
-#   1.53 million tokens/s, and ten at 1.70. A trial determines the number, and the report contains the words read.
+# - 8 layers of width 512 have 25.2 million parameters, and the embeddings of 8,192 tokens have another 4.2 million. The
+#   head is computed for only 30% of the tokens, so it counts as 1.3 million. So a token takes 6 x 26.5 million = 0.159
+#   GFLOP, and the same FLOP/s would be 1.53 million tokens/s. Small models are less efficient.
+# - Ten million words are 14.4 million tokens, so ten epochs are 144 million: 94 s per model at that speed, and 377 s
+#   for four models. Training each for 85 s leaves a minute for the start and 80 s for BLiMP within eight minutes. 85 s
+#   are enough for nine epochs at 1.53 million tokens/s, and for ten at 1.70. A trial determines the actual number, and
+#   the report states how many words were read.
 # - An update of 64 x 512 tokens takes 21 ms at that speed, and there are 4,400 of them. Smaller updates would be limited
 #   by kernel launches.
 # - The size of a Muon step depends on the learning rate, but not on the batch. The recipe uses 5e-3 for 2 x 512 tokens,

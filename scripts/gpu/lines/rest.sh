@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154
-# Models and their baselines, back ends, attention variants, and kinds that no other line covers.
+# Times models and their baselines, back ends, attention variants, and sublayers that no other line covers.
 needs babylm
 bench=("${lazyformer[@]}" bench)
 if [[ $device == cuda ]]; then
-  echo "== compiling" # in parallel, to fill Triton's cache; with batch size 1, for which no tile sizes are cached
+  echo "== compiling" # in parallel, to fill Triton's cache; uses batch size 1, for which no tile sizes are cached
   export TRITON_CACHE_AUTOTUNING=0
   for pattern in s sl slllll; do
     timeout --kill-after=10 60 "${bench[@]}" attention --patterns "$pattern" --backend fused --lengths 512 --rounds 2 \

@@ -155,7 +155,7 @@ def test_missing_extra_and_other_heads_are_said_and_start_anew_as_a_whole(theirs
         is_theirs = name.startswith("cola")
         assert torch.equal(weight, checkpoint[f"classification_heads.{name}"] if is_theirs else before[name]), name
     for said in (
-        "rte is dropped: it has a different number of outputs or",
+        "rte is dropped: it differs from the model's head in",
         "mnli is dropped: it does not belong to this task",
         "sst2 is not in the checkpoint and is newly initialized",
     ):

@@ -77,7 +77,7 @@ def test_a_reader_knows_whom_it_reads():
         ("s[buckets=0]", "0", "buckets must be 2 or more"),
         ("c[form=dense]f", "dense", "form must be one of depthwise, lightweight, not 'dense'"),
         ("c[window=3]f", "window", "has no setting 'window'"),
-        ("s[buckets=8,entmax=1.5]", "entmax", "entmax cannot be combined with buckets: the hashing rounds are combined"),
+        ("s[buckets=8,entmax=1.5]", "entmax", "entmax cannot be combined with buckets: the hashing rounds are"),
         ("s[buckets=8,persistent=4]", "persistent", "persistent cannot be combined with buckets: persistent vectors"),
     ],
 )

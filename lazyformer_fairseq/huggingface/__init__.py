@@ -1,8 +1,8 @@
 """Conversion to and from Hugging Face.
 
-If transformers is installed, importing this package registers the classes of exported models with it.
+If transformers is installed, importing this package registers the classes of exported models with transformers.
 ``AutoModel.from_pretrained`` then uses these classes to load folders written by ``lazyformer export --to huggingface``,
-without ``trust_remote_code``. The registration does not import transformers itself, but waits until it is imported.
+so ``trust_remote_code`` is not needed. The registration does not import transformers, but waits until other code does.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ __all__ = ["register", *PARTS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return the object with a public name.
+    """Import and return a public object by its name.
 
     Raises:
         UserError: A library that the object requires is not installed.
@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 
 
 def register_when_transformers_is_loaded() -> None:
-    """Register the models now if transformers' auto classes have been imported, otherwise as soon as they are."""
+    """Register the models now if transformers' auto classes have been imported, else as soon as they have been."""
     if AUTO_CLASSES in sys.modules:
         register()
     elif importlib.util.find_spec(LIBRARY) is not None:

@@ -1,6 +1,6 @@
-"""The mapping between transformers' names of activations and ours."""
+"""Maps transformers' names for activations to ours, and ours to theirs."""
 
-# Our names by transformers' names. If several transformers names are equivalent, an export writes the first one.
+# Our names, by transformers' names. If several of transformers' names are equivalent, an export writes the first one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",

@@ -1,9 +1,9 @@
 """The code in an exported folder: this package's modules, converted to relative imports.
 
-The collection starts from the models and the classes of the pattern's sublayers, and follows each module's imports. The
+The modules are found by following imports, starting from the models and the classes of the pattern's sublayers. The
 folder is flat, because transformers finds files by relative imports and does not support subfolders:
 ``modules/linear.py`` becomes ``modules_linear.py``. ``modeling_lazyformer.py`` contains the classes named in the
-config, and imports every file, because transformers copies only the files that it imports.
+config. It imports all other files, because transformers copies only the files that it imports.
 """
 
 import ast
@@ -22,7 +22,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 PACKAGE = "lazyformer_fairseq"
 MODELS = f"{PACKAGE}.huggingface.models.heads"
-# torch depends on typing_extensions and transformers on numpy, so every user of an export has them.
+# torch depends on typing_extensions and transformers depends on numpy, so every user of an export has both.
 LIBRARIES = {"torch", "transformers", "numpy", "typing_extensions"}
 MODELING = '''"""A model exported by lazyformer_fairseq, for transformers 4.57 and 5. It also requires torch and numpy.
 
@@ -65,7 +65,7 @@ for model in (
     model.__module__ = __name__
 '''
 # This text replaces modules that require another library or register torch operators. Only the installed package uses
-# them, for example to store measurements.
+# such modules, for example to store measurements.
 STAND_IN = '''"""A stand-in for {module}, which an exported model does not need."""
 
 
@@ -111,10 +111,12 @@ def write_code(pattern: str, folder: Path) -> None:
 
 
 def code_files(pattern: str) -> dict[str, str]:
-    """Return the code of an encoder with this pattern by file name. Patterns with the same kinds share the same code.
+    """Return the code of an encoder with this pattern, by file name.
+
+    Patterns with the same kinds of sublayers have the same code.
 
     Raises:
-        UserError: A kind's class cannot be imported by name, or its module requires another library.
+        UserError: A sublayer's class cannot be imported by name, or its module requires another library.
     """
     modules = [MODELS]
     classes: dict[str, type] = {}
@@ -145,10 +147,10 @@ def code_files(pattern: str) -> dict[str, str]:
 
 
 def _registering_module(row: Kind, cls: type) -> str:
-    """Return the module in another package that registers a row.
+    """Return the name of the module in another package that registers a kind of sublayer.
 
     Raises:
-        UserError: No module in the package that defines the row's class has the row as a global variable.
+        UserError: The package that defines the sublayer's class has no module with the kind as a global variable.
     """
     package = cls.__module__.partition(".")[0]
     for name, module in sorted(sys.modules.items()):
@@ -157,7 +159,7 @@ def _registering_module(row: Kind, cls: type) -> str:
         if any(value is row for value in vars(module).values()):
             return name
     raise UserError(
-        f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module in {package} has its row as a "
+        f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module in {package} assigns its Kind to a "
         f"global variable, as in ROW = register(Kind(...))"
     )
 

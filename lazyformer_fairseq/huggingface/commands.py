@@ -22,8 +22,9 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
     "--tokenizer",
     "tokenizer_folder",
     type=click.Path(path_type=Path),
-    help="Tokenizer folder for a LazyFormerForMaskedLM, for example a model saved by transformers' Trainer. Use the "
-    "folder beside its training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
+    help="Tokenizer folder for a LazyFormerForMaskedLM, such as a model saved by transformers' Trainer. Pass the "
+    "folder beside the model's training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export "
+    "contains]",
 )
 @with_options_from(WarmOptions, into="warm")
 def import_model(
@@ -38,12 +39,12 @@ def import_model(
     The model may also be a RoBERTa, a DistilBERT, a ModernBERT or a LazyFormerForMaskedLM.
 
     BERT is the model's folder, which contains config.json, model.safetensors and the tokenizer files. It may also be a
-    lazyformer_fairseq checkpoint, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the
-    model's outputs stay the same. With it, the weights initialize a model with that pattern.
+    lazyformer_fairseq checkpoint, or a folder of checkpoints. No code in the folder is run. Without --sublayer-pattern,
+    the model's outputs stay the same. With --sublayer-pattern, the weights initialize a model with that pattern.
 
     The command writes model.safetensors, config.json and the tokenizer to OUT. If the model changed, it also writes
     warm_start.json and warm_start.md, which map the old sublayers to the new ones. lazyformer_fairseq.load reads the
-    folder, and fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
+    folder, and fairseq-train --finetune-from-model OUT/model.safetensors starts from the model.
     """
     refuse_filled_folder(out)
     warm.refuse_misfits()

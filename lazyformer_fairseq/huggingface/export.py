@@ -1,9 +1,9 @@
-"""``lazyformer export --to huggingface``: export to a folder that transformers loads, as our model or as a real BERT.
+"""``lazyformer export --to huggingface``: exports a model to a folder that transformers loads, as ours or as a BERT.
 
-A plain ``(sf)xN`` becomes transformers' own BERT, without custom code, and a model with ModernBERT's architecture
-becomes transformers' ModernBERT. BERT counts positions from the left, including padding, and without an attention mask
-it attends to all tokens. The two models therefore agree on inputs that are padded on the right and have an attention
-mask. Heads are converted to BERT's heads:
+A model with the plain pattern ``(sf)xN`` becomes transformers' own BERT, without custom code, and a model with
+ModernBERT's architecture becomes transformers' ModernBERT. BERT counts positions from the left, including padding, and
+without an attention mask it attends to all tokens. Our model and the exported BERT therefore agree on inputs that are
+padded on the right and have an attention mask. Heads are converted to BERT's heads:
 
 | our head | BERT's head |
 |---|---|
@@ -63,7 +63,7 @@ def export_to_huggingface(
     head: Optional[str] = None,
     name: Optional[str] = None,
 ) -> str:
-    """Export a checkpoint to a folder that transformers loads, either completely or not at all.
+    """Export a checkpoint to a folder that transformers loads; the folder is written completely or not at all.
 
     Before the folder is renamed to `out`, the model is read back and its outputs are compared with the checkpoint's.
 
@@ -79,8 +79,8 @@ def export_to_huggingface(
         The chosen form.
 
     Raises:
-        UserError: The checkpoint cannot be loaded, the head does not exist or is ambiguous, the model does not have the
-            requested form, a kind's code cannot be exported, or `out` exists.
+        UserError: The checkpoint cannot be loaded, the head does not exist or is ambiguous, the model cannot have the
+            requested form, a sublayer's code cannot be exported, or `out` exists.
     """
     path = checkpoint_at(Path(folder))
     state = checkpoints.load(path)
@@ -114,7 +114,7 @@ def export_to_huggingface(
 
 
 def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dictionary]:
-    """Find a causal language model's dictionary, beside the checkpoint or in the folder of its training data.
+    """Find a causal language model's dictionary, either beside the checkpoint or in the training data's folder.
 
     Args:
         state: The content of the checkpoint.
@@ -150,7 +150,7 @@ def choose_head(
 
     Args:
         weights: The checkpoint's weights.
-        name: The name of the head. None chooses the only fine-tuned head, so the next-sentence head must be named.
+        name: The name of the head. None chooses the only fine-tuned head, and never the next-sentence head.
         path: The checkpoint file, for messages.
         tasks: Descriptions of the tasks that heads were trained on, by head name.
 
@@ -192,15 +192,15 @@ def choose_form(source: Source, form: str) -> str:
         return next(each for each, reason in reasons.items() if not reason)
     if reasons[form]:
         raise UserError(
-            f"--as {form}: this model is not a {NAMES[form]}: {reasons[form]}; use --as custom to export it with its "
-            "own code"
+            f"--as {form}: this model is not a {NAMES[form]}, because {reasons[form]}; use --as custom to export the "
+            "model with its own code"
         )
     return form
 
 
 @torch.no_grad()
 def check_same_outputs(source: Source, model: Any) -> None:
-    """Raise a UserError if the exported model's outputs on padded texts differ from the checkpoint's model.
+    """Raise a UserError if the exported model's outputs on padded texts differ from the checkpoint's.
 
     Both models are converted to double precision, because in single precision a deep model's rounding errors may be as
     large as the effect of a small mistake.
@@ -307,7 +307,7 @@ for.
 
 ## Evaluation
 
-To be filled in: the scores, with the data, the number of seeds and the spread.
+To be filled in: the scores, the data they were measured on, the number of seeds, and the spread.
 
 ## Citation
 
@@ -322,7 +322,7 @@ TOKENIZER = 'tokenizer = {loader}.from_pretrained("{name}")\n'
 NEEDS_PACKAGE = """\
 The model requires lazyformer_fairseq, because this folder contains no code. {tokenizer} `model.generate` remembers the
 whole text, whereas during training the memory contained the last {mem_len} tokens before each segment."""
-OF_DATA = "The tokenizer splits texts in the same way as the training data; unknown symbols become `<unk>`."
+OF_DATA = "The tokenizer splits texts in the same way as the training data was split; unknown symbols become `<unk>`."
 NO_TOKENIZER = """\
 There is no tokenizer. Token ids follow the training data's `dict.txt`. Its first word has id 4, after `<s>`, `<pad>`,
 `</s>` and `<unk>`."""
@@ -436,7 +436,7 @@ def _rows(source: Source) -> dict[str, str]:
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
     }
     if not source.has_lm_head:
-        rows["masked-LM head"] = "none; the head in the checkpoint was never trained, so it cannot fill masks"
+        rows["masked-LM head"] = "none; the head in the checkpoint was never trained, so the model cannot fill masks"
     if head is not None and head.type == SPAN:
         rows["span head"] = f"{head.name}: the start and the end of an answer"
     elif head is not None:
@@ -450,7 +450,7 @@ def _rows(source: Source) -> dict[str, str]:
 def training_of(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a checkpoint's training record for the model card: data, task, and the updates of each run.
 
-    Only the last components of the data folders' paths are kept.
+    Only the last component of each data folder's path is kept.
     """
     task = (state.get("cfg") or {}).get("task") or {}
     data = str(task.get("data") or "")

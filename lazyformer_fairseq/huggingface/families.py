@@ -1,4 +1,4 @@
-"""The BERT, RoBERTa, DistilBERT and ModernBERT families: names of weights and settings in transformers.
+"""The BERT, RoBERTa, DistilBERT and ModernBERT families: the names of their weights and settings in transformers.
 
 Import and export use the same table. This module also reads a model's folder without running code in it:
 
@@ -24,7 +24,7 @@ from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
 from lazyformer_fairseq.storage.json_files import read_json
 
-MULTI_LABEL = "multi_label_classification"  # a problem_type of transformers' configs
+MULTI_LABEL = "multi_label_classification"  # a value of problem_type in transformers' configs
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
 SAFE_FILE = "model.safetensors"
@@ -40,7 +40,7 @@ MODERN = "modernbert"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of transformers models: one row of the table.
+    """A family of transformers models: one entry of :data:`FAMILIES`.
 
     Attributes:
         prefix: The prefix of the encoder's weights in models with a head.
@@ -50,8 +50,9 @@ class Family:
         types: The name of the token type embeddings; "" for none.
         norm: The name of the embedding LayerNorm.
         layers: The prefix that precedes the layer index.
-        layer: The names of a layer's linear layers and LayerNorms by our names, where 0 is the s and 1 the f. A linear
-            layer that is stacked in our model has several names.
+        layer: The names of a layer's linear layers and LayerNorms, by our names, which begin with 0 in the s sublayer
+            and with 1 in the f sublayer. If our model stacks several linear layers into one, all of their names are
+            listed.
         head: The names of the masked-LM head's dense layer, LayerNorm, bias and decoder.
         pooler: The name of the pooler; "" for none.
         head_has_own_activation: Whether the masked-LM head always uses GELU instead of the sublayers' activation.
@@ -89,7 +90,7 @@ class Family:
         return {our_name: name for our_name, name in found.items() if name}
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
-        """Yield our name and the stacked transformers names of each linear layer and LayerNorm in an encoder.
+        """Yield our name for each linear layer or LayerNorm in an encoder, and the transformers names stacked in it.
 
         Args:
             layers: The number of layers.
@@ -239,8 +240,8 @@ class ModelDescription:
     Attributes:
         family: The model's family.
         options: Our model's options, except for the pattern and options that depend on the weights.
-        pattern: A function that builds the pattern. Call it only once the number of layers has been checked against the
-            weights.
+        pattern: A function that builds the pattern. Call it only after the number of layers has been checked against
+            the weights.
         layers: The number of layers.
         vocab_size: The number of tokens in the vocabulary.
         positions: The number of position embeddings.
@@ -325,7 +326,7 @@ class ConfigFile:
         return float(self.read(name, "at least 0 and below 1", is_share, default))
 
     def activation(self, name: str, ours: Mapping[str, str]) -> str:
-        """Return our name of an activation; `ours` maps the names in transformers to ours."""
+        """Return our name for an activation; `ours` maps transformers' names to ours."""
 
         def is_known(value: Any) -> bool:
             return isinstance(value, str) and value in ours
@@ -426,8 +427,9 @@ def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     linear = {values.get(f"{name}_bias") is True for name in ("attention", "mlp", "classifier")}
     if len(linear) > 1 or values.get("decoder_bias", True) is not True:
         raise UserError(
-            f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias must be true: "
-            "our models have biases in all linear layers or in none, and always in the masked-LM head's output layer"
+            f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias must be true, "
+            "because our models have biases in all linear layers or in none, except that the masked-LM head's output "
+            "layer always has one"
         )
     return {
         "encoder_normalize_before": True,
@@ -439,7 +441,7 @@ def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
-    """Return a ModernBERT's pattern, from a config.json with the keys of transformers 5 or earlier versions.
+    """Return a ModernBERT's pattern; its config.json may have the keys of transformers 5 or of earlier versions.
 
     Args:
         config: The config.json.
@@ -474,7 +476,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
 
 
 def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
-    """Return the base of the rotary positions for one layer type."""
+    """Return the base of one layer type's rotary positions."""
     given = config.values.get("rope_parameters") or {}
     if isinstance(given, dict):
         given = given.get(layer_type) or {}
@@ -485,8 +487,8 @@ def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
     is_whole = _is_number(base) and 1 <= base < 2**31 and base % 1 == 0
     if config.values.get("rope_scaling") or not is_plain or not is_whole:
         raise UserError(
-            f"{config.path}: rotary positions of {layer_type} are {given or base}, but must be unscaled, with an "
-            "integer base"
+            f"{config.path}: the rotary positions of {layer_type} layers are not supported ({given or base}); they "
+            "must be unscaled, with an integer base"
         )
     return int(base)
 
@@ -517,7 +519,7 @@ def _family(path: Path, values: Mapping[str, Any]) -> Family:
 
 
 def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise a UserError if settings make a supported model type compute something that our models do not."""
+    """Raise a UserError if settings make a supported model type compute something that our models cannot."""
     for name, why in (
         ("is_decoder", "the model is causal or generates text; only encoders can be imported"),
         ("add_cross_attention", "the model attends to another model's output, which is not supported"),
@@ -525,7 +527,7 @@ def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
         ("quantization_config", "the weights are quantized; import the unquantized model"),
     ):
         if values.get(name):
-            raise UserError(f"{path}: {name} is {values[name]!r}: {why}")
+            raise UserError(f"{path}: {name} is {values[name]!r}, which means that {why}")
     position_type = values.get("position_embedding_type", "absolute")
     if position_type != "absolute":
         raise UserError(
@@ -543,7 +545,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / SAFE_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder} contains no {SAFE_FILE}; other formats and sharded weights are not supported: load the model "
+            f"{folder} contains no {SAFE_FILE}; other formats and sharded weights are not supported. Load the model "
             "with transformers and save it with save_pretrained(folder, max_shard_size='100GB')"
         )
     try:

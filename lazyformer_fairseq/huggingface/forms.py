@@ -1,6 +1,7 @@
 """The forms of an exported model: transformers' BERT or ModernBERT, or a model with its own code.
 
-Each form has functions that report why a checkpoint cannot have this form, convert its weights and write its folder.
+For each form, there are functions that explain why a checkpoint cannot have the form, convert the checkpoint's weights,
+and write the exported folder.
 """
 
 import re
@@ -119,7 +120,7 @@ class Source:
 
     @property
     def has_lm_head(self) -> bool:
-        """True if the masked-LM head is exported, that is, unless it was never trained."""
+        """True if the masked-LM head is exported; a head that was never trained is not."""
         return not lm_head_never_trained(self.weights)
 
     @property
@@ -277,7 +278,7 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
         if head:
             prefix = ""
         of_model = {name.removeprefix(prefix): weight for name, weight in weights.items()}
-        model.load_state_dict(of_model, strict=False)  # not strict: other heads and shared weights do not match
+        model.load_state_dict(of_model, strict=False)  # not strict, because other heads and shared weights differ
         found |= hash_weights(model.state_dict())
     return found
 
@@ -308,7 +309,7 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
         model = LazyFormerForCausalLM(LazyFormerCausalConfig(**settings, vocab_size=weights["softmax.bias"].size(0)))
         model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: the weights do not match the settings: {error}") from error
+        raise UserError(f"{path}: the weights do not match the settings ({error})") from error
     model.float().save_pretrained(folder)
     again = LazyFormerForCausalLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(weight.float(), again[name]) for name, weight in weights.items())
@@ -318,7 +319,13 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
 
 
 def _difference_from(source: Source, needed: Mapping[str, Any], name: str) -> str:
-    """Return a message about an option that differs from `needed`, a transformers model's options; "" if none does."""
+    """Return a message about the first option that differs from `needed`; "" if none does.
+
+    Args:
+        source: The checkpoint.
+        needed: The option values of a transformers model.
+        name: The name of that model.
+    """
     for option, value in needed.items():
         ours = getattr(source.cfg, option)
         if ours != value and str(ours) != str(value):
@@ -354,7 +361,7 @@ def write_bert(source: Source, folder: Path) -> type:
 
 
 def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
-    """Return the weights by a family's names. If the model has no token types, their embeddings are zeros."""
+    """Return the weights by a family's names. If the model has no token types, the token type embeddings are zeros."""
     weights = source.weights
     found = {}
     for our_name, table in family.tables.items():
@@ -406,12 +413,12 @@ def why_not_modernbert(source: Source) -> str:
         wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each with the same values everywhere"
         return f"its pattern is {source.cfg.sublayer_pattern}, whereas ModernBERT's consists of {wanted}"
     if source.head is not None:
-        return f"ModernBERT has no counterpart of its head {source.head.name}"
+        return f"ModernBERT has no counterpart to its head {source.head.name}"
     return _difference_from(source, MODERN_OPTIONS, "ModernBERT")
 
 
 def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
-    """Return each layer's window ("" for none), base of rotary positions and gate, as strings.
+    """Return each layer's window ("" for none), rotary base and gate, as strings.
 
     The list is empty if the pattern is not a ModernBERT's.
     """

@@ -1,7 +1,7 @@
-"""``lazyformer import``: import of a model in any supported format as a lazyformer_fairseq checkpoint.
+"""``lazyformer import``: imports a model in any supported format as a lazyformer_fairseq checkpoint.
 
-A BERT's weights are renamed to our model's names. Other tasks' heads are skipped and listed; any other weight without a
-counterpart in our model is an error.
+A BERT's weights are renamed to our model's names. Heads for tasks that our models do not support are skipped and
+listed; any other weight without a counterpart in our model is an error.
 """
 
 import re
@@ -38,7 +38,7 @@ from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 SPANS = "qa_outputs"
 FOLLOWS = "cls.seq_relationship"
 BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
-# Other tasks' heads, which are skipped if our models have no counterpart.
+# Heads that are skipped if our models have no counterpart.
 OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -140,8 +140,8 @@ def _check_head_name(name: Optional[str]) -> None:
     is_taken = name in (POOLER, NEXT_SENTENCE) or hasattr(nn.ModuleDict(), name)
     if is_taken or not re.fullmatch(r"[^\W\d][\w-]*", name):
         raise UserError(
-            f"--head-name {name!r} must start with a letter or _, consist of letters, digits, _ and -, and not be "
-            f"{POOLER}, {NEXT_SENTENCE} or an attribute of torch's ModuleDict, such as keys"
+            f"--head-name {name!r} must start with a letter or _ and consist of letters, digits, _ and -, and it must "
+            f"not be {POOLER}, {NEXT_SENTENCE} or an attribute of torch's ModuleDict, such as keys"
         )
 
 
@@ -196,8 +196,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:
         raise UserError(
-            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but {families.CONFIG_FILE} specifies "
-            f"{described.padding} (pad_token_id), which positions are counted from"
+            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but the pad_token_id in {families.CONFIG_FILE}, "
+            f"from which positions are counted, is {described.padding}"
         )
     try:
         options = read_options(
@@ -240,7 +240,7 @@ class Conversion:
 
     Attributes:
         token_types: The number of token type embeddings in our model. A single token type is folded into the position
-            embeddings, and our model has none.
+            embeddings, so our model then has no token types.
         has_lm_head: Whether the folder has a masked-LM head.
         has_next_sentence: Whether it has BERT's next-sentence head.
         classes: The classification head's number of outputs; 0 for none.
@@ -311,23 +311,29 @@ class Conversion:
             found.append(NO_HEAD)
         if self.token_types:
             found.append(
-                f"its {self.token_types} token types are kept: GLUE uses them for text pairs, whereas single texts and "
-                "masked LM have type 0"
+                f"the model's {self.token_types} token types are kept: GLUE uses them for text pairs, whereas all "
+                "tokens of single texts and of masked LM have type 0"
             )
         if self.classes:
-            found.append(f"its {self.classes}-output classifier became the classification head {self.head_name!r}")
+            found.append(
+                f"the model's {self.classes}-output classifier became the classification head {self.head_name!r}"
+            )
         if self.tags:
             found.append(
-                f"its {self.tags}-tag classifier became the head {self.head_name!r}, which lazyformer predict uses"
+                f"the model's {self.tags}-tag classifier became the head {self.head_name!r}, which lazyformer predict "
+                "uses"
             )
         if self.has_spans:
-            found.append(f"its {SPANS} became the span head {self.head_name!r}, which lazyformer predict uses")
+            found.append(f"the model's {SPANS} became the span head {self.head_name!r}, which lazyformer predict uses")
         if self.has_next_sentence:
             found.append(
-                f"its {FOLLOWS} became the head {NEXT_SENTENCE!r} on the pooler, which --next-sentence trains further"
+                f"the model's {FOLLOWS} became the head {NEXT_SENTENCE!r}, which is applied to the pooler's output and "
+                "trained further by --next-sentence"
             )
         if self.has_pooler:
-            found.append(f"its pooler is kept as the head {POOLER!r}, which initializes new dense classification heads")
+            found.append(
+                f"the model's pooler is kept as the head {POOLER!r}, which initializes new dense classification heads"
+            )
         if self._left_out:
             found.append(f"not imported: {', '.join(self._left_out)}")
         return found
@@ -335,9 +341,10 @@ class Conversion:
     def convert(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """Return our weights by name, in float32.
 
+        The model also stores the dictionary's hash, which the caller must add.
+
         Args:
-            shapes: The shapes of our model's weights, by name. The caller must add the dictionary's hash, which the
-                model also stores.
+            shapes: The shapes of our model's weights, by name.
 
         Raises:
             UserError: A weight's shape does not match config.json, or it contains NaN or Inf.
@@ -360,7 +367,7 @@ class Conversion:
                 )
             stacked = torch.cat([self._read(name) for name in names])
             found[our_name] = stacked[first_row:].clone()
-            del stacked  # before the next weight is read
+            del stacked  # free the memory before the next weight is read
         if self._folded:
             found[families.POSITIONS] += self._read(self._folded)[0]
         if self.has_lm_head:
@@ -371,9 +378,9 @@ class Conversion:
         return found
 
     def _take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Store the weights by name without prefix, with LayerNorm's weights under their current names."""
+        """Store the weights by their names without the prefix; LayerNorm's weights get their current names."""
         self._weights: dict[str, Tensor] = {}
-        self._full: dict[str, str] = {}  # names in the file
+        self._full: dict[str, str] = {}  # the names in the file
         for name, weight in weights.items():
             plain = name.removeprefix(self.described.family.prefix)
             for old, new in OLD_NAMES.items():
@@ -387,7 +394,7 @@ class Conversion:
     def _check_layers(self) -> None:
         """Compare the number of layers in config.json with the weights.
 
-        This check is the first, because the number in a damaged config.json may be too large to loop over.
+        This check comes first, because the number in a damaged config.json may be too large to loop over.
         """
         start = f"{self.described.family.layers}."
         numbers = set()

@@ -1,8 +1,8 @@
 """``lazyformer export --to hub``: upload checkpoints to a repository on the Hugging Face Hub.
 
-The newest checkpoint is uploaded to the ``main`` branch. Each checkpoint kept at a word count is uploaded to a separate
-branch, such as ``chck_10M`` for ten million words. BabyLM's evaluation pipelines expect these names
-(https://github.com/babylm/evaluation-pipeline-2025).
+The newest checkpoint is uploaded to the ``main`` branch. Each checkpoint that was kept after a certain number of
+training words is uploaded to a separate branch, such as ``chck_10M`` for ten million words. BabyLM's evaluation
+pipelines expect these names (https://github.com/babylm/evaluation-pipeline-2025).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def publish(
     head: Optional[str] = None,
     private: bool = False,
 ) -> Iterator[str]:
-    """Export checkpoints, upload each one to its branch, and yield the branch names as they are finished.
+    """Export checkpoints, upload each one to its branch, and yield each branch's name when its upload is finished.
 
     An existing model card in the repository is kept, because its author may have completed it.
 
@@ -70,7 +70,7 @@ def publish(
     except LocalTokenNotFoundError:
         raise UserError("the Hub requires a token with write access: run `hf auth login`, or set HF_TOKEN") from None
     except (HTTPError, OSError) as error:
-        raise UserError(f"{repository}: the upload failed: {error}; run the command again to continue") from None
+        raise UserError(f"{repository}: the upload failed ({error}); run the command again to continue") from None
 
 
 def _checkpoints_by_branch(checkpoints: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Import of one of our models, such as LazyFormerForMaskedLM, from a folder saved by transformers."""
+"""Imports our own models, such as LazyFormerForMaskedLM, from folders saved by transformers."""
 
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -18,7 +18,7 @@ from lazyformer_fairseq.modules.networks.heads import POOLER, TokenHead
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
-NO_HEAD = "it has no masked-LM head, so a new one was added: pre-train the model before you use fill_mask"
+NO_HEAD = "the model has no masked-LM head, so a new one was added; pre-train the model before you use fill_mask"
 # Prefixes of our weight names, by the prefixes in transformers; {} is the head's name.
 NAMES = {
     "lazyformer.pooler.": f"{PREFIX}{POOLER}.",
@@ -74,8 +74,8 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
         tokenizer_folder = folder / "tokenizer"
         if not tokenizer_folder.is_dir():
             raise UserError(
-                f"{folder} has no tokenizer folder; pass one with --tokenizer, such as data/tokenizer from its "
-                "training data"
+                f"{folder} has no tokenizer folder; with --tokenizer, pass the tokenizer folder beside the model's "
+                "training data, such as data/tokenizer"
             )
     tokenizer = load_tokenizer(tokenizer_folder)
     dictionary = tokenizer.dictionary
@@ -97,7 +97,8 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
     if (words, pad) != (len(dictionary), dictionary.pad()):
         raise UserError(
             f"{folder}: the model has {words} tokens and pads with id {pad}, whereas the tokenizer has "
-            f"{len(dictionary)} and {dictionary.pad()}; use --tokenizer to pass the tokenizer that it was trained with"
+            f"{len(dictionary)} tokens and pads with id {dictionary.pad()}; use --tokenizer to pass the tokenizer that "
+            "the model was trained with"
         )
 
     weights: dict[str, Tensor] = {}
@@ -128,5 +129,5 @@ def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) 
         saved_prefix, our_prefix = next(row for row in NAMES.items() if full.startswith(row[0]))
         found[our_prefix.format(head) + full.removeprefix(saved_prefix)] = weight
     if any(name.startswith(f"{PREFIX}{head}.") for name in found):
-        notes.append(f"its head is imported as {head!r}")
+        notes.append(f"the model's head is imported as {head!r}")
     return found

@@ -1,4 +1,4 @@
-"""The names of our models' options in transformers' configs, and the conversion in both directions."""
+"""Converts our models' options to settings in transformers' configs, and back."""
 
 from dataclasses import asdict, fields
 from typing import Any
@@ -39,7 +39,7 @@ OPPOSITES = {
     "untied_lm_head": "tie_word_embeddings",
     "no_token_positional_embeddings": "position_embeddings",
 }
-OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # run options, which configs do not have
+OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # options of a run, which configs do not contain
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
     for field in fields(options_class):
         name = OPPOSITES.get(field.name) or NAMES.get(field.name, field.name)
         value = getattr(config, name, None)
-        if value is None:  # such as a BERT's `classifier_dropout`
+        if value is None:  # for example, a BERT's `classifier_dropout`
             continue
         if field.name in OPPOSITES:
             value = not value

@@ -1,4 +1,4 @@
-"""Export of our own, imported and causal models' tokenizers to folders that AutoTokenizer loads."""
+"""Exports our own tokenizers, imported tokenizers and causal models' tokenizers to folders that AutoTokenizer loads."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.text.normalisation import BOS, EOS, FIRST_SYMBOLS, 
 START, PADDING, END = (FIRST_SYMBOLS[index] for index in (BOS, PAD, EOS))
 FAST_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-# The special symbols' names in transformers.
+# Our special symbols, by their names in transformers.
 ROLES = {
     "bos_token": START,
     "eos_token": END,
@@ -38,7 +38,7 @@ def write_tokenizer(
     """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads without custom code.
 
     Args:
-        tokenizer: The tokenizer, which produces the same ids as the written one.
+        tokenizer: The tokenizer; the written one produces the same ids.
         folder: An existing folder.
         max_length: The number of tokens to which inputs are truncated; None for no limit.
         token_types: Whether the model has token types. Our tokenizers set them all to 0, whereas an imported BERT
@@ -81,9 +81,9 @@ JOINS = "\U0010ff03"  # a prefix that no word has, which keeps the decoder from 
 def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
     """Write a causal language model's tokenizer.
 
-    The dictionary reveals how the training data was split. Its symbols are words separated by spaces, with ``</s>`` at
-    the end of a line (WikiText), letters, with ``_`` for a space (text8), or byte values (enwik8). A text begins with
-    ``</s>``, like the prompt in ``lazyformer lm sample``.
+    The dictionary reveals how the training data was split. Its symbols are either words (as in WikiText, where spaces
+    separate words and ``</s>`` ends a line), letters (as in text8, where ``_`` stands for a space) or byte values (as
+    in enwik8). A text begins with ``</s>``, like the prompt in ``lazyformer lm sample``.
 
     Args:
         dictionary: The training data's dictionary.

@@ -90,7 +90,10 @@ class MaskedTextCollator:
 
 
 class _Samples(Dataset):
-    """A dataset without ``set_epoch``, because accelerate counts epochs from 0. Only the sampler sets the epoch."""
+    """A wrapper that hides a dataset's ``set_epoch`` from accelerate, which counts epochs from 0.
+
+    Only the sampler sets the epoch.
+    """
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -125,7 +128,7 @@ class EpochSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         # This is not a generator, because workers copy the dataset before they request the first batch. Computing the
-        # indices here sets the dataset's epoch before that.
+        # indices here sets the dataset's epoch before the dataset is copied.
         return iter([batch.tolist() for batch in self.batches.indices])
 
 
@@ -135,8 +138,8 @@ class ShardTrainer(Trainer):
     `train_dataset` is a split from :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is
     ``data_seed`` from the arguments if it is set, otherwise ``seed``.
 
-    Evaluation reports ``eval_loss`` in nats per predicted token, like Trainer, and also ``eval_bits``, the same loss in
-    bits, as in this package's other reports, and ``eval_perplexity``.
+    Like Trainer, evaluation reports ``eval_loss``, which is in nats per predicted token. It also reports ``eval_bits``,
+    which is the same loss in bits, as in this package's other reports, and ``eval_perplexity``.
     """
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

@@ -143,7 +143,7 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
     ("words", "message"),
     [
         ("encoder --as bert", "--as requires --to huggingface or --to hub"),
-        ("encoder --to huggingface --as bert", "this model is not a BERT: its pattern is sflf sf"),
+        ("encoder --to huggingface --as bert", "this model is not a BERT, because its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),
         ("language_model --to huggingface --as bert", "causal language model, which supports neither --as nor --head"),
@@ -401,7 +401,7 @@ MODERN_OPTIONS = {
         ({"no_token_positional_embeddings": False}, "", "--no-token-positional-embeddings is False"),
         ({"norm": "rms"}, "", "--norm is rms, whereas a ModernBERT has layer"),
         ({"untied_lm_head": True}, "", "--untied-lm-head is True"),
-        ({}, "dense", "no counterpart of its head cola"),
+        ({}, "dense", "no counterpart to its head cola"),
     ],
 )
 def test_what_is_a_modernbert_and_what_is_told_why_not(options, head, why):
@@ -409,5 +409,5 @@ def test_what_is_a_modernbert_and_what_is_told_why_not(options, head, why):
     assert choose_form(source, AUTO) == (CUSTOM if why else MODERN)
     assert why in why_not_modernbert(source) and bool(why) == bool(why_not_modernbert(source))
     if why:
-        with pytest.raises(UserError, match=f"--as modernbert: this model is not a ModernBERT: .*{re.escape(why)}"):
+        with pytest.raises(UserError, match=f"this model is not a ModernBERT, because .*{re.escape(why)}"):
             choose_form(source, MODERN)

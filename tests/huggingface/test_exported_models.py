@@ -90,7 +90,7 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": ids.repeat(1, 3)}, f"33 tokens is longer than the model's {POSITIONS}"),
         ({"input_ids": ids, "token_type_ids": ids}, "the model has none"),
-        ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must be \\(batch, tokens\\)"),
+        ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must have the shape \\(batch, tokens\\)"),
         ({"input_ids": ids[:1], "attention_mask": ids[:2].ne(1)}, r"the shape \(2, 11\), but must .*, here \(1, 11\)"),
         ({"input_ids": ids, "attention_mask": ids[:, 1:].ne(1)}, r"the shape \(3, 10\), but must"),
         (

@@ -381,7 +381,7 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
     state = fairseq_train(data / "RTE", options, tmp_path / "RTE", task="glue")["model"]
     assert not any("bias" in name for name in state if "sublayers" in name or "norm" in name)
     assert head_logits(load(tmp_path / "RTE"), "rte", "the cat sat").shape == (1, 2)
-    assert "ModernBERT has no counterpart of its head" in refusal(
+    assert "ModernBERT has no counterpart to its head" in refusal(
         "export", tmp_path / "RTE", tmp_path / "back", "--to", "huggingface", "--as", "modernbert"
     )
     save_tiny(tmp_path / "in", "ModernBertForSequenceClassification")
@@ -391,8 +391,9 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
 
 def test_the_command_says_what_became_of_what(bert, tmp_path):
     output = invoke("import", bert / "in", tmp_path / "out")
-    assert "its 2 token types are kept" in output and "its pooler is kept as the head 'pooler'" in output
-    assert "its cls.seq_relationship became the head 'next_sentence'" in output and "not imported" not in output
+    assert "the model's 2 token types are kept" in output
+    assert "the model's pooler is kept as the head 'pooler'" in output
+    assert "the model's cls.seq_relationship became the head 'next_sentence'" in output and "not imported" not in output
     assert output.endswith(f"written: {tmp_path / 'out'}\n")
 
 

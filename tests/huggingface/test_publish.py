@@ -113,7 +113,7 @@ def test_refusals(hub, checkpoints, monkeypatch):
 
     monkeypatch.setattr(hub, "create_repo", without_network)
     message = refusal("export", checkpoints, "ann/model", "--to", "hub")
-    assert message.startswith("ann/model: the upload failed: no route to host")
+    assert message.startswith("ann/model: the upload failed (no route to host")
 
 
 def test_checkpoints_are_listed_by_number_of_words(tmp_path):

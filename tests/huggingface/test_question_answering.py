@@ -63,7 +63,7 @@ def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iter
 def test_an_imported_model_gives_the_answers_that_it_gave(family, paragraphs, tmp_path):
     theirs = save_tiny(tmp_path / "in", f"{family}ForQuestionAnswering", max_position_embeddings=512)
     notes = import_to(tmp_path / "in", tmp_path / "out")
-    assert any("its qa_outputs became the span head 'squad'" in note for note in notes)
+    assert any("the model's qa_outputs became the span head 'squad'" in note for note in notes)
     hub = load(tmp_path / "out")
     ids = hub.encode("the cat sat on the mat .", "the dog ran")
     text = ids.ne(hub.tokenizer.special.pad)

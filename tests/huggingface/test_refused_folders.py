@@ -51,7 +51,7 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
         ({"model_type": "gpt2"}, "'gpt2' is not supported; these types can be imported: bert, roberta"),
         ({"model_type": "brt"}, "did you mean bert"),
         ({"model_type": "DELETE"}, 'has no model_type; if the model is a BERT, add "model_type": "bert"'),
-        ({"is_decoder": True}, "is_decoder is True: the model is causal"),
+        ({"is_decoder": True}, "is_decoder is True, which means that the model is causal"),
         ({"add_cross_attention": True}, "attends to another model's output"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"quantization_config": {"bits": 4}}, "the weights are quantized"),

@@ -183,7 +183,7 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
 
     ours = LazyFormerModel.from_pretrained(tmp_path / "run").model.state_dict()
     trainer.save_model(str(tmp_path / "saved"))
-    assert "pass one with --tokenizer" in refusal("import", tmp_path / "saved", tmp_path / "no")
+    assert "with --tokenizer, pass the tokenizer folder" in refusal("import", tmp_path / "saved", tmp_path / "no")
     invoke("import", tmp_path / "saved", tmp_path / "imported", "--tokenizer", f"{text.data}/tokenizer")
     imported = LazyFormerModel.from_pretrained(tmp_path / "imported").model.state_dict()
     assert imported.keys() == ours.keys()

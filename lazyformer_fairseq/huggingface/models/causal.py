@@ -1,8 +1,8 @@
 """The causal language model as a transformers model with ``generate``.
 
-The decoder's memory (Transformer-XL, section 3.2) serves as the cache of ``generate``. It contains the attending
-sublayers' inputs, by default for the whole text. Each step therefore produces the same result as a pass over the whole
-text.
+The decoder's memory (Transformer-XL, section 3.2) serves as the cache of ``generate``. The memory contains the
+attending sublayers' inputs. By default, it covers the whole text, so each step produces the same result as a pass over
+the whole text.
 """
 
 from dataclasses import fields
@@ -68,7 +68,7 @@ class LazyFormerCausalConfig(PretrainedConfig):
 
 
 class LazyFormerMemory(WholeMemory):
-    """The memory of a text, by default of the whole text, which transformers uses as a cache."""
+    """The memory of a text, which transformers uses as a cache; by default, it covers the whole text."""
 
     is_compileable = False
     is_linear = (False,)
@@ -139,7 +139,8 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if new_num_tokens not in (None, self.config.vocab_size):
             raise UserError(
-                f"{new_num_tokens} tokens: an adaptive softmax with {self.config.vocab_size} words cannot be resized"
+                f"the embeddings cannot be resized to {new_num_tokens} tokens, because an adaptive softmax with "
+                f"{self.config.vocab_size} words cannot be resized"
             )
         return self.decoder.embedding
 

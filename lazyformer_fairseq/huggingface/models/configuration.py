@@ -51,7 +51,7 @@ class LazyFormerConfig(PretrainedConfig):
     """The sizes and pattern of a masked language model. Settings shared with BertConfig keep their names.
 
     Args:
-        sublayer_pattern: The encoder's pattern, such as M2x6, the paper's LazyFormer.
+        sublayer_pattern: The encoder's pattern, such as M2x6 (the LazyFormer model in the paper).
         hidden_size, intermediate_size, num_attention_heads: The hidden size, the feed-forward size, and the number of
             attention heads.
         hidden_act: The activation of the feed-forward sublayers.

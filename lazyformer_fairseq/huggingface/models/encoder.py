@@ -30,7 +30,7 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 CODE_FILE = "modeling_lazyformer.py"
-# Our classes by the names of transformers' auto classes.
+# Our classes, by the names of transformers' auto classes.
 AUTO_CLASSES = {
     "AutoConfig": "LazyFormerConfig",
     "AutoModel": "LazyFormerModel",
@@ -49,7 +49,7 @@ def auto_map() -> dict[str, str]:
 
 
 def activation(name: str) -> Any:
-    """Return the activation function with a config's name.
+    """Return the activation function that has this name in a config.
 
     Raises:
         UserError: There is no activation with this name.
@@ -98,7 +98,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.weight[module.padding_idx])
 
     def post_init(self) -> None:
-        """Initialize the weights, then those that start as copies of others."""
+        """Initialize the weights, and then the weights that start as copies of others."""
         super().post_init()
         for module in self.modules():
             if isinstance(module, AttentionSublayer):
@@ -177,12 +177,13 @@ class _Encoder(Encoder):
 
     def checkpoint(self, function: Any, *args: Any) -> Any:
         """Return a function's result; the backward pass recomputes its intermediate values."""
-        # A reentrant checkpoint would not see the tensors nested in the sublayers' outputs, and lose their gradients.
+        # A reentrant checkpoint would not see the tensors nested in the sublayers' outputs and would lose their
+        # gradients.
         return self._gradient_checkpointing_func(function, *args, use_reentrant=False)
 
     @contextmanager
     def observing(self, probabilities: list[Tensor]) -> Iterator[None]:
-        """Append each sublayer's attention probabilities (B, N, T, K) within a ``with`` block."""
+        """Append each sublayer's attention probabilities (B, N, T, K) to a list within a ``with`` block."""
 
         def append(_sublayer: nn.Module, given: tuple[Any, ...], output: tuple[Tensor, dict[str, Any]]) -> None:
             below = given[1]
@@ -249,7 +250,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.post_init()
 
     def init_weights(self) -> None:
-        """Initialize the weights, unless the model is part of a larger one, which draws them all in fairseq's order."""
+        """Initialize the weights, unless a larger model contains this one and draws all weights in its order."""
         if not self.is_part:
             super().init_weights()
 
@@ -284,8 +285,8 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
         Args:
             input_ids: The tokens, (B, T).
-            attention_mask: (B, T), 0 at padding, which may be anywhere and does not count as positions. If None,
-                padding is where `input_ids` has the padding symbol.
+            attention_mask: (B, T), 0 at padding. Padding may be anywhere and is skipped when positions are counted. If
+                None, padding is where `input_ids` has the padding symbol.
             token_type_ids: (B, T), only for models with token types.
             inputs_embeds: Embeddings (B, T, C) instead of `input_ids`.
             global_attention_mask: (B, T), 1 at tokens with global attention in both directions, for patterns with
@@ -298,7 +299,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             restart_positions: Whether positions restart at each document.
 
         Raises:
-            ValueError: A sequence is longer than the model's positions, or arguments contradict each other.
+            ValueError: A sequence is longer than the model's maximum length, or arguments contradict each other.
         """
         config = self.config
         if output_attentions is None:
@@ -394,7 +395,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             if isinstance(inner, AttentionSublayer):
                 count = padding_mask_BT.size(1)
                 if not inner.attends and planned.shaper.values.get("linformer"):
-                    count = 0  # the keys that a `k` reads from a Linformer are not tokens
+                    count = 0  # the keys that a `k` sublayer reads from a Linformer are not tokens
                 tokens.append(count)
         return [text.pairs_back(*pair) for pair in zip(probabilities, tokens, strict=True)]
 
@@ -441,7 +442,8 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
             continue
         if mask.shape != sizes:
             raise ValueError(
-                f"{name} has the shape {tuple(mask.shape)}, but must be (batch, tokens), here {tuple(sizes)}"
+                f"{name} has the shape {tuple(mask.shape)}, but must have the shape "
+                f"(batch, tokens), here {tuple(sizes)}"
             )
         is_binary = mask.dtype == torch.bool or bool((mask.eq(0) | mask.eq(1)).all())
         if not is_binary:

@@ -67,7 +67,7 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
             inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
             global_attention_mask: (B, T), 1 at tokens with global attention in both directions.
             labels: The targets. Token labels are (B, T), with -100 at tokens that are not predicted. Text labels are
-                (B,), classes or regression targets.
+                (B,) and contain classes or regression targets.
             return_dict: Whether to return an object; False for a tuple.
             num_items_in_batch: The number of predicted tokens in the whole update. A masked-LM loss is divided by it.
             **others: Additional arguments; see :meth:`LazyFormerModel.forward`.
@@ -185,8 +185,9 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
     """A masked language model.
 
     During training with `labels`, logits are computed only at predicted tokens: `logits` has the shape (M, V), in the
-    order of ``labels[labels != -100]``. Without labels, and during evaluation, it is (B, T, V), which Trainer passes to
-    ``compute_metrics``. As in ModernBERT, ``config.sparse_prediction`` makes it (M, V) always (True) or never (False).
+    order of ``labels[labels != -100]``. Without labels, and during evaluation, its shape is (B, T, V), and Trainer
+    passes it to ``compute_metrics``. As in ModernBERT, ``config.sparse_prediction`` overrides this if there are labels:
+    the shape is then always (M, V) if it is True, and always (B, T, V) if it is False.
     """
 
     accepts_loss_kwargs = True  # Trainer passes the number of predicted tokens per update to divide the loss by
@@ -234,7 +235,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
-    """A model that classifies texts, or predicts a regression target, from their first token."""
+    """A model that predicts a text's class or regression target from the text's first token."""
 
     output_class = SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")

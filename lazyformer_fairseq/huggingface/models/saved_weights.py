@@ -1,6 +1,7 @@
 """Weight hashes in the config, which detect weights that differ from the saved ones.
 
-If a weight is missing from a file, transformers initializes it randomly and only logs this. Here it is an error.
+If a weight is missing from a file, transformers only logs a message and initializes the weight randomly. Here, a
+missing weight is an error.
 """
 
 import hashlib
@@ -95,7 +96,7 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
             if len(names) > MOST_NAMES:
                 listed += f" and {len(names) - MOST_NAMES} more"
             raise ValueError(
-                f"{source}: the weights file lacks {listed}, which would be randomly initialized: copy the whole "
+                f"{source}: the weights file lacks {listed}, which would be randomly initialized; copy the whole "
                 "folder again, or export the checkpoint again"
             )
 
@@ -124,7 +125,7 @@ def _check_part(
 ) -> None:
     if not hashes:
         logger.warning(
-            "%s: cannot verify that the weights match the saved ones: the config has no weights_sha256", source
+            "%s: cannot verify that the weights match the saved ones, because the config has no weights_sha256", source
         )
         return
     found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
@@ -133,12 +134,13 @@ def _check_part(
     name = next((name for name, precision in PRECISIONS.items() if found == {precision}), "")
     if name not in hashes or not all(is_whole(weights[each]) for each in names):
         logger.warning(
-            "%s: cannot verify that the weights match the saved ones: some are unavailable, or have mixed or "
+            "%s: cannot verify that the weights match the saved ones, because some are unavailable, or have mixed or "
             "unexpected precisions",
             source,
         )
     elif hash_part(weights, names, PRECISIONS[name]) != hashes[name]:
         raise ValueError(
-            f"{source}: the weights do not match the hashes in config.json (weights_sha256): copy the whole folder "
-            "again. If you changed the weights on purpose, save them with save_pretrained, or remove weights_sha256"
+            f"{source}: the weights do not match the hashes in config.json (weights_sha256); copy the whole folder "
+            "again. If you changed the weights on purpose, save them with save_pretrained, or remove weights_sha256 "
+            "from config.json"
         )

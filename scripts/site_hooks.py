@@ -94,7 +94,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Rewrite the links on a page to other pages of the site, or to files in the repository."""
+    """Rewrite a page's links so that they lead to other pages of the site or to files in the repository."""
     uri = page.file.src_uri
     if uri.startswith("reference/"):
         return markdown

@@ -16,7 +16,7 @@ from lazyformer_fairseq.arguments import CONFIGS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, MASKED_LM
 
 FOLDER = CONFIGS / "pretraining"
-OBJECTIVES = {MASKED_LM: "", "masked_permuted_lm": ", objective: permuted"}  # files of the folder objective
+OBJECTIVES = {MASKED_LM: "", "masked_permuted_lm": ", objective: permuted"}  # files in the folder objective
 
 
 def names() -> list[str]:

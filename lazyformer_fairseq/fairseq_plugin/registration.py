@@ -79,7 +79,7 @@ class ImportWatcher:
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """Find a watched module through the other finders and wrap its execution; return None for other modules."""
+        """Find a watched module through the other finders and wrap its execution; return None if it is not watched."""
         if not self.watches(name):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)

@@ -1,9 +1,9 @@
 """The table of everything that this package patches in fairseq, torch and Python, and the functions that apply it.
 
-Each target appears in the table once, with the reason for the patch and the time when it is applied. Changes to updates
-and to checkpoint saving are not in the table. They are methods of a subclass of fairseq's Trainer in :mod:`.trainer`,
-which fairseq uses for our tasks because of a row here. This module imports neither fairseq nor torch, which lets a
-command line read the table before loading them.
+Each target appears in the table once, with the reason for the patch and the time when it is applied. Most changes to
+updates and to checkpoint saving are not in the table. They are methods of a subclass of fairseq's Trainer in
+:mod:`.trainer`, which fairseq uses for our tasks because of a row here. This module imports neither fairseq nor torch,
+so a command line can read the table before loading them.
 """
 
 import builtins
@@ -102,7 +102,7 @@ REPLACEMENTS = (
         Stage.REGISTRATION,
         "fairseq.utils:import_user_module",
         "reliability.options:importing_one_plugin",
-        "another copy of this package, passed as --user-dir, ends in a traceback that names only one of the two",
+        "another copy of this package, passed as --user-dir, causes a traceback that names only one of the two",
     ),
     Replacement(
         Stage.REGISTRATION,
@@ -122,14 +122,14 @@ REPLACEMENTS = (
         Stage.REGISTRATION,
         "fairseq.distributed.utils:call_main",
         "reliability.preemption:forwarding_signals",
-        "the processes that fairseq starts per GPU receive no signals, and their exit codes are lost",
+        "the processes that fairseq starts, one per GPU, receive no signals, and their exit codes are lost",
     ),
     # Reading untrusted files. Every checkpoint is loaded through these functions, whatever it is loaded for.
     Replacement(
         Stage.LOADING,
         "fairseq.checkpoint_utils:load_checkpoint_to_cpu",
         "reliability.checkpoints:loading_checked",
-        "a damaged checkpoint raises arbitrary unpickling errors, its code may run, and safetensors cannot be read",
+        "a bad checkpoint may run code or raise arbitrary unpickling errors, and safetensors files cannot be read",
     ),
     Replacement(
         Stage.LOADING,
@@ -185,7 +185,7 @@ REPLACEMENTS = (
         Stage.RUN,
         "fairseq.checkpoint_utils:verify_checkpoint_directory",
         "reliability.checkpoints:check_writable_folder",
-        "an unwritable folder ends in a traceback, and a user's file named dummy in the folder is removed",
+        "an unwritable folder causes a traceback, and a user's file named dummy in the folder is removed",
         How.REPLACE,
     ),
     Replacement(
@@ -220,7 +220,7 @@ REPLACEMENTS = (
         Stage.RUN,
         "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
         "reliability.preemption:leaving_signals_to_the_run",
-        "a data worker killed by a signal ends the run before it has saved",
+        "a data worker killed by a signal ends the run before the run has saved",
     ),
     Replacement(
         Stage.COMMAND_LINE,

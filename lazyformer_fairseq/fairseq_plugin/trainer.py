@@ -59,8 +59,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
     Methods marked ``@override`` extend fairseq's methods; their docstrings describe only the additions.
 
     Attributes:
-        preemption: the handler of stop signals, which is active once the checkpoint is loaded.
-        takes_signals: whether `preemption` handles signals; False if a driver of several runs handles them.
+        preemption: the stop-signal handler, which becomes active just before the checkpoint is loaded.
+        takes_signals: whether `preemption` handles signals; False if a script that drives several runs handles them.
         guard: the guard against bad updates; None if processes see different gradients.
         screen: the screen output for ``--log-seconds``.
         recorder: the writer of ``run.json`` and ``metrics.jsonl``.
@@ -140,7 +140,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def train_step(self, samples, raise_oom=False):
-        """Exit if a signal requested it, skip a bad update, record the update, and save permanent checkpoints."""
+        """Exit if a signal requested it, skip the update if it is bad, record it, and save permanent checkpoints."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
         self._tokens = sum(int(sample.get("ntokens", 0)) for sample in samples if sample)
@@ -289,7 +289,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self._whole = (self.experts.whole_weights(self.model.state_dict()), optimizer)
 
     def forget_gathered(self) -> None:
-        """Release the gathered experts once a checkpoint is written."""
+        """Release the gathered experts after a checkpoint is written."""
         self._whole = None
 
     @override

@@ -21,8 +21,8 @@ LINE, in order of importance (in parentheses, what DATA must contain):
   base-best    the same for the best pattern in OUT/learning  (babylm, blimp, glue)
   rest         models and their baselines, back ends, attention variants, other sublayers, and a search  (babylm)
 
-DATA   folder with the data in parentheses: babylm is the output of `lazyformer corpus`, blimp and glue are the official
-       files, and documents.txt has one paragraph per line
+DATA   folder with the data listed in parentheses: babylm is the output of `lazyformer corpus`, blimp and glue are the
+       official files, and documents.txt has one paragraph per line
 WHEELS folder with wheels of missing packages, which are installed in OUT/site. The required packages are torch (CUDA),
        numpy, scipy, scikit-learn, matplotlib and fairseq's other dependencies; `correctness` also requires pytest and
        pytest-xdist; transformers is optional

@@ -63,7 +63,7 @@ class Launch:
     fit: bool = option(True, "Choose the largest batch size that fits in GPU memory, unless you set one.")
     dry_run: bool = option(
         False,
-        "Print the command, and the output of `lazyformer plan` on standard error, without running anything.",
+        "Print the command without running it, and the output of `lazyformer plan` on standard error.",
     )
 
     def __post_init__(self):

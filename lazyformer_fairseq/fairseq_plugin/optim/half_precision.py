@@ -41,7 +41,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     @classmethod
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Build the optimizer without flattening fp16 weights on a GPU into one vector, because their shapes matter."""
+        """Build the optimizer without letting fairseq flatten a GPU's fp16 weights into a vector without shapes."""
         cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 

@@ -40,7 +40,7 @@ class TrainerGuard(UpdateGuard):
         loss: the current update's loss per prediction, in nats or the criterion's own unit; None if it is not known yet
             or if there is no loss.
         gradient_norm: the current update's gradient norm; None if it is not known yet.
-        logs, sample_sizes: the current update's logged values and sample sizes, which yield the loss.
+        logs, sample_sizes: the current update's logged values and sample sizes, from which the loss is computed.
 
     Raises:
         UserError: ``--loss-spike`` is out of range.
@@ -202,7 +202,7 @@ class TrainerGuard(UpdateGuard):
         return loss
 
     def skip_update(self, reason: BadUpdateError, samples: list) -> None:
-        """Drop an update's gradient but count the update; after too many in a row, roll back or stop the run.
+        """Drop an update's gradient but count the update; if too many are skipped in a row, roll back or stop the run.
 
         Because a skipped update counts, the schedule, data and checkpoints continue as if it had been performed.
 
@@ -315,7 +315,7 @@ def _restored_metric_contexts() -> Iterator[None]:
 
 
 class GoodCheckpoints:
-    """The checkpoints in a folder that a run can roll back to.
+    """The checkpoints that a run can roll back to.
 
     Args:
         folder: the run's ``--save-dir``.

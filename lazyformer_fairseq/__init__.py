@@ -2,8 +2,8 @@
 
 ``load(folder)`` returns a trained model with its tokenizer, and ``build("bert_base", vocab_size=32768)`` returns a
 randomly initialized one. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes
-are transformers models. `LazyFormerModel` is the fairseq model (its ``from_pretrained`` is ``load``); the bare encoder
-for transformers is ``huggingface.LazyFormerModel``.
+are transformers models. `LazyFormerModel` is the fairseq model, whose ``from_pretrained`` works like ``load``; the bare
+encoder for transformers is ``huggingface.LazyFormerModel``.
 
 Importing the package is cheap. If fairseq is already loaded, as under ``--user-dir``, the import registers this
 package's models, tasks, criterions, optimizers and schedules with fairseq. Otherwise they are registered as soon as

@@ -366,7 +366,7 @@ def with_options_from(settings: type, into: str = "settings") -> Callable:
 
 
 def parse_arguments(words: Sequence[str], *settings: type) -> dict[str, Any]:
-    """Parse arguments such as ``--dropout 0.1`` into options of these settings dataclasses, by name.
+    """Parse arguments such as ``--dropout 0.1``; return the values of these dataclasses' options, by name.
 
     Raises:
         UserError: an argument is not one of their options, or a value is invalid.
@@ -388,7 +388,7 @@ def parse_arguments(words: Sequence[str], *settings: type) -> dict[str, Any]:
 
 
 def select_options(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, by name, that are fields of a settings dataclass."""
+    """Select the options, keyed by name, that are fields of a settings dataclass."""
     return {one.name: options[one.name] for one in dataclasses.fields(settings) if one.name in options}
 
 

@@ -23,8 +23,8 @@ def load(path: Path) -> dict[str, Any]:
     """Read and check an entire checkpoint without running any code that it contains.
 
     Returns:
-        The checkpoint's content: ``model`` contains the weights, and ``cfg`` contains the options, including those of
-        the model and the task.
+        The checkpoint's content: ``model`` contains the weights, and ``cfg`` contains the options, including the
+        model's and the task's.
 
     Raises:
         UserError: the checkpoint is missing or damaged, contains disallowed objects, or stores its settings in an older
@@ -41,7 +41,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read_exported(path: Path) -> dict[str, Any]:
-    """Read a model written by :func:`evaluation.export.export` as a fairseq checkpoint without optimizer state.
+    """Read a model that :func:`evaluation.export.export` wrote, as if it were a checkpoint without optimizer state.
 
     Args:
         path: the weights file; config.json must be in the same folder.

@@ -50,7 +50,7 @@ def load(
     make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
 ) -> TrainedModel:
-    """Load a model for inference, on the CPU and in evaluation mode, with all of its checkpoint's heads.
+    """Load a model for inference, on the CPU and in evaluation mode, with all heads in the checkpoint.
 
     Args:
         folder: a checkpoint or a folder of checkpoints. The subfolder ``tokenizer`` next to the checkpoints must

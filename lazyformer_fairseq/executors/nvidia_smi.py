@@ -92,7 +92,7 @@ def precision_of(found: Collection[Capability]) -> str:
 
 
 def precision_here() -> str:
-    """Return the precision for this machine (fp32 without a GPU) without initializing torch or CUDA."""
+    """Return the precision for this machine (fp32 if it has no GPU); torch and CUDA are not initialized."""
     if count_gpus():
         return precision_of(capabilities())
     return "fp32"

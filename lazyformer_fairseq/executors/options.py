@@ -59,7 +59,8 @@ class ExecutorOptions:
         """Return the ``--slurm`` parameters, by name.
 
         Raises:
-            UserError: a parameter has no value, Slurm is not available here, or the jobs do not run under Slurm.
+            UserError: a parameter has no value, there are parameters although the jobs do not run under Slurm, or Slurm
+                is not available here.
         """
         parameters = {}
         for text in self.slurm:

@@ -142,7 +142,7 @@ def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
     """Build three rows of RoBERTa's size.
 
-    The first shares projections among heads, the second also between keys and values, the third also among layers.
+    The first shares projections among heads, the second also between keys and values, and the third also among layers.
     """
 
     def row(share: str, called: str) -> EncoderArchitecture:

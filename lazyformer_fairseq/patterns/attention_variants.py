@@ -120,7 +120,7 @@ class AttentionVariant:
     Attributes that are functions take the values of all settings by name, including defaults.
 
     Attributes:
-        choice: The design choice that the variant makes, one of CHOICES. Rows of the same choice are mutually
+        choice: The design choice that the variant makes, one of CHOICES. Rows that make the same choice are mutually
             exclusive.
         source: The variant's name in its paper, and the paper.
         module: The variant's class, as ``"file:Class"`` in ``modules/sublayers/attention_variants``. It must be a

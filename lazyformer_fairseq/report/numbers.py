@@ -1,4 +1,4 @@
-"""Formats numbers for reports: with few digits and, for repeated measurements, with their spread."""
+"""Formats numbers for reports, with few digits and, for repeated measurements, with their spread."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional

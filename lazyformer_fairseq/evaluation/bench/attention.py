@@ -21,7 +21,7 @@ FULL = "s, torch's full attention"
 
 
 def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tuple[str, bool]:
-    """Measure each pattern's forward and backward pass on each back end, interleaved with a plain ``s``.
+    """Measure each pattern's forward and backward pass on each back end, interleaved with the passes of a plain ``s``.
 
     Args:
         settings: the benchmark's settings.

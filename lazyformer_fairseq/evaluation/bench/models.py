@@ -74,7 +74,7 @@ class BenchModel:
         model: the module.
         pattern: the model's sublayer pattern.
         sizes: the model's sizes, for counting FLOPs.
-        network: the stack of sublayers; None unless it is one of our models.
+        network: the stack of sublayers; None unless the model is one of ours.
         memory: the number of tokens that the model remembers.
         compiles: True if the model is compiled by torch. The loss should then be compiled too.
     """
@@ -118,8 +118,8 @@ def our_model(options: dict[str, Any], max_positions: int) -> BenchModel:
 def hugging_face_bert(sizes: EncoderSizes, layers: int) -> BenchModel:
     """Build Hugging Face's BERT on torch's fused attention, which does not support attention dropout on CPUs.
 
-    The masked-LM head receives only the masked positions, as in the other models. As shipped, it computes the logits at
-    all positions.
+    The masked-LM head receives only the masked positions, as in the other models. As shipped, Hugging Face's head
+    computes the logits at all positions.
     """
     options = HuggingFaceBertOptions(dropout=DROPOUT, **_widths(sizes, layers))
     return BenchModel(HuggingFaceBert(options, sizes.vocab_size), f"(sf)x{layers}", sizes)

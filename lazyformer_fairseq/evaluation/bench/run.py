@@ -133,7 +133,7 @@ class _Bench:
             yield Cell("causal", precision, SEGMENT, 1)
 
     def make_callables(self, cell: Cell) -> latency.Callables:
-        """Return a cell's calls, and matmuls to compare with; cells with the same precision must be consecutive."""
+        """Return a cell's calls, and matmuls to compare them with; cells of the same precision must be consecutive."""
         self.tried = latency.RunnableCallables({}, {}, {})  # frees the GPU memory of the previous cell
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self._built:
@@ -162,8 +162,8 @@ class _Bench:
 class Update:
     """A training update: forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
 
-    In half precision the optimizer updates fp32 weights and copies them back, as in fairseq. In fp16 the loss scale is
-    constant, because overflowing gradients do not affect the time.
+    In half precision, the optimizer updates fp32 weights and copies them back, as in fairseq. In fp16, the loss scale
+    is constant, because overflowing gradients do not affect the time.
     """
 
     LOSS_SCALE = 128.0

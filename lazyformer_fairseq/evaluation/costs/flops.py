@@ -2,8 +2,8 @@
 
 On this device, weights have shapes but no memory, and nothing is computed. The counts are therefore taken from the
 modules themselves: their parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see
-in the forward pass. Each sublayer is counted once per settings and sizes, and a pattern's count is the sum over its
-sublayers, because searches and tables need the counts of thousands of patterns.
+in the forward pass. Because searches and tables need the counts of thousands of patterns, each sublayer is counted only
+once per combination of settings and sizes, and a pattern's count is the sum over its sublayers.
 
 FLOPs are twice the number of multiply-adds in matmuls. Elementwise operations (softmax, LayerNorm, activations,
 embeddings, biases) are not counted, as in PAR's Table 6. For attention, only the keys visible to each query are
@@ -68,12 +68,12 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
-    """Return the number of parameters in a sublayer and its LayerNorm, excluding those shared between sublayers."""
+    """Return the number of parameters in a sublayer and its LayerNorm, excluding parameters shared between sublayers."""
     return _sublayer_parameters(planned, sizes).own
 
 
 def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the number of parameters in the sublayers' linear maps, which are updated by Muon."""
+    """Return the number of parameters in the sublayers' linear maps, which are the parameters that Muon updates."""
     sublayers = _plan(pattern, sizes.direction, kinds())
     return sum(_sublayer_parameters(planned, sizes).matrices for planned in sublayers)
 
@@ -264,7 +264,7 @@ def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
-    """Return a network's sublayer options; for encoders they allow inputs of at least `time` tokens."""
+    """Return a network's sublayer options; for encoders, the options allow inputs of at least `time` tokens."""
     longest = 0
     if isinstance(sizes, EncoderSizes):
         longest = max(sizes.max_positions, time)

@@ -140,7 +140,7 @@ def measure_interleaved(
     """Measure the conditions in order, splitting the remaining budget equally among the remaining conditions.
 
     After Ctrl-C, SIGTERM or a GPU error, the measurements end early. If this happens during the first condition, the
-    exception is raised again.
+    exception is re-raised.
 
     Args:
         conditions: the conditions; their ``str`` is the label in the progress bar.
@@ -163,7 +163,7 @@ def measure_interleaved(
                 callables = make_callables(condition)
                 taken = time.perf_counter() - here
                 seconds = max(0.0, left / (len(conditions) - done) - taken)
-                warm_up = int(seconds != 0)  # the callables have been called before
+                warm_up = int(seconds != 0)  # one round is enough, because the callables have already been called
                 timings = measure(callables, rounds, warm_up, device, description=str(condition), seconds=seconds)
             del callables  # free their GPU memory
             yield condition, timings
@@ -183,7 +183,7 @@ def measure_interleaved(
 
 
 class RunnableCallables(NamedTuple):
-    """Callables that run, their peak memory in bytes, and the reasons why other callables were skipped, by name."""
+    """Callables that run, their peak memory in bytes, and the reasons why others were skipped, all keyed by name."""
 
     callables: dict[str, Callable[[], object]]
     memory: dict[str, int]
@@ -285,7 +285,7 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
         model: a model with the interface of
             :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
         tokens_BT: the segment's token ids.
-        targets_BT: the target token ids, which determine the bands of an adaptive softmax that are computed.
+        targets_BT: the target token ids, which determine which bands of an adaptive softmax are computed.
         mem_len: the number of tokens that the model remembers.
     """
     memory = StreamMemory()

@@ -18,7 +18,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def device_named(name: Optional[str]) -> str:
-    """Return the device selected by ``--device``, cpu or cuda; for None or "auto", cuda if a GPU is available.
+    """Return the device selected by ``--device``, cpu or cuda; None and "auto" select cuda if a GPU is available.
 
     Raises:
         UserError: there is no GPU, or torch has no kernels for it.

@@ -1,4 +1,4 @@
-"""Planning a run with ``lazyformer plan``: whether it fits its GPUs, its batch size per GPU, and how long it takes."""
+"""Plans runs for ``lazyformer plan``: whether a run fits on its GPUs, the batch size per GPU, and the training time."""
 
 # Training speed per GPU in TFLOP/s, from LazyFormer's Table 2: the paper's BERT takes 45 seconds for 100 updates on
 # eight V100s in half precision. The FLOPs per update are our bert_base's. The result is 17% of a V100's peak.

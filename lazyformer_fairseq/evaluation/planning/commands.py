@@ -86,8 +86,8 @@ class Planning:
 def plan(archs: tuple[str, ...], asked: Planning) -> None:
     r"""Print whether training ARCH fits on the GPUs, the batch size per GPU, and how long training takes.
 
-    ARCH is the name of a model (docs/patterns.md lists all) or a YAML file, as for `lazyformer pretrain`. Memory is
-    measured with fake tensors, which takes a few seconds and needs no GPU; see docs/training.md.
+    ARCH is the name of a model (docs/patterns.md lists all models) or a YAML file, as for `lazyformer pretrain`. Memory
+    use is measured with fake tensors, which takes a few seconds and needs no GPU; see docs/training.md.
 
     \b
     lazyformer plan lazyformer_m2x6_s (on this machine's GPUs, or its CPU)

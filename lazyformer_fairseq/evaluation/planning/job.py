@@ -374,7 +374,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
-    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if it has none."""
+    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`, or None without one."""
     path = Path(data.split(":", maxsplit=1)[0]) / "dict.txt"
     if not path.is_file():
         return None

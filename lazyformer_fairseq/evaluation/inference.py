@@ -159,7 +159,7 @@ class TrainedModel(nn.Module):
         return answers
 
     def choose_head(self, name: Optional[str] = None) -> str:
-        """Return `name` if the model has a classification head with this name; if it is None, return the only head's name.
+        """Return `name` if it is the name of a classification head; if it is None, return the only head's name.
 
         Raises:
             UserError: there is no such head, or there are several heads and `name` is None.

@@ -68,7 +68,7 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
-    """Return the number of parameters in a sublayer and its LayerNorm, excluding parameters shared between sublayers."""
+    """Return the number of parameters in a sublayer and its LayerNorm, without parameters shared between sublayers."""
     return _sublayer_parameters(planned, sizes).own
 
 

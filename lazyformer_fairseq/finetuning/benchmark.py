@@ -253,8 +253,8 @@ class TextsBenchmark(Benchmark):
         missing = [name for name in names if not self.prepared.is_at(self.place(folder, name))]
         if missing:
             raise UserError(
-                f"{folder}: {', '.join(missing)} not prepared; pass the official files with --data, or select only the "
-                "tasks that you want, as in --tasks CoLA,RTE"
+                f"{folder} contains no prepared data for {', '.join(missing)}; pass the official files with --data, or "
+                "select only the tasks that you want, as in --tasks CoLA,RTE"
             )
         found = {name: self.prepared.load(self.place(folder, name)) for name in names}
         first = next(iter(found.values()))

@@ -67,13 +67,13 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
 
     A custom task is a folder of files. For text classification or regression, it contains train.tsv and dev.tsv, whose
     first lines name the columns, such as text and label. For tagging, such as named entity recognition, it contains
-    train.conll and dev.conll, with one word and its tag per line. A model is fine-tuned on a custom task with two
-    learning rates and three seeds each, for ten epochs. `lazyformer predict` then uses the best run to label texts or
-    tag words. GLUE runs follow LazyFormer's Table 5, with four learning rates and five seeds per task. SQuAD runs
-    follow PAR's Table 4. BabyLM runs follow BabyLM's 2025 evaluation, with one learning rate and one seed.
+    train.conll and dev.conll, with one word and its tag per line. A model is fine-tuned on a custom task six times,
+    with two learning rates and three seeds, for ten epochs each. `lazyformer predict` then uses the best run to label
+    texts or tag words. GLUE runs follow LazyFormer's Table 5, with four learning rates and five seeds per task. SQuAD
+    runs follow PAR's Table 4. BabyLM runs follow BabyLM's 2025 evaluation, with one learning rate and one seed.
 
-    Missing data is prepared first. Without a CHECKPOINT, the command only prepares the data. Runs execute in parallel:
-    one per GPU or, on a CPU, several on its cores. Each run has its own folder with a result.json. At the end, the
+    Missing data is prepared first. Without a CHECKPOINT, the command only prepares the data. Runs execute in parallel,
+    either one per GPU or several on the cores of a CPU. Each run has its own folder with a result.json. At the end, the
     scores are printed as a table and written to OUTPUT/report, together with plots. You can stop the command at any
     time and rerun it to resume; finished runs are not repeated.
 

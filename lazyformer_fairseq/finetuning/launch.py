@@ -180,7 +180,7 @@ def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) ->
 
 
 def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
-    """Run a grid, print its report and exit with status 0, or with 1 if runs failed, or with 130 if it was stopped.
+    """Run a grid, print its report, and exit with status 0 (1 if runs failed, 130 if the command was stopped).
 
     Raises:
         UserError: :func:`grid_and_executor` failed, or another queue is running in the folder.

@@ -148,7 +148,7 @@ def open_rows(
     Args:
         path: the file.
         task: the task of the model's head.
-        text: names of the text columns; if empty, the columns used for training are read if the file has them, else the
+        text: names of the text columns. The default is the columns used for training if the file has them, or else the
             columns with the usual names.
         seen: progress callback, which receives the number of bytes read since its last call.
     """
@@ -376,7 +376,7 @@ class Tally:
         self.cut_words = 0
         self.own_tags: set[str] = set()
         self.fields_instead: dict[str, None] = {}  # fields of rows without the text field
-        # Alternating predictions and targets; one number per label for label lists; counts for tags.
+        # Predictions and targets, alternating. A label list has one number per label, and tags are stored as counts.
         self.pairs = array("d")
         self.why_not = ""
 

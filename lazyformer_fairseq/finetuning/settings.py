@@ -10,8 +10,9 @@ from lazyformer_fairseq.training.trackers import ReportOptions
 
 TASK_NAMES = ("glue", "babylm", "squad")  # values of --task
 CUSTOM_OPTIONS = ("text", "label", "labels", "label_type", "metric", "dev_share")
-SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
-BENCHMARK_OPTIONS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # not for TEXTS
+# Options that only some benchmarks accept.
+SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)
+BENCHMARK_OPTIONS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # do not apply to TEXTS
 CUSTOM_LRS = (5e-5, 5e-4)  # the first suits large models, the second tiny ones
 CUSTOM_SEEDS = (1, 2, 3)
 CUSTOM_EPOCHS = 10

@@ -1,4 +1,4 @@
-"""``lazyformer export --to hub``: upload checkpoints to a repository on the Hugging Face Hub.
+"""``lazyformer export --to hub``: uploads checkpoints to a repository on the Hugging Face Hub.
 
 The newest checkpoint is uploaded to the ``main`` branch. Each checkpoint that was kept after a certain number of
 training words is uploaded to a separate branch, such as ``chck_10M`` for ten million words. BabyLM's evaluation

@@ -77,7 +77,7 @@ def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
             value = not value
         elif field.name.endswith("activation_fn"):
             if value not in ACTIVATIONS:
-                raise UserError(f"{name} {value!r} must be one of {', '.join(ACTIVATIONS)}")
+                raise UserError(f"{name} is {value!r}, but must be one of {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
         given[field.name] = value
     return read_options(options_class, given)

@@ -108,7 +108,7 @@ def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
 
 
 def _encode(tokenizer: TextTokenizer, sentence: str, longest: int, first: Optional[int] = None) -> EncodedSentence:
-    """Encode ``<s> sentence </s>``, truncated to `longest` ids; `first`, unless None, replaces <s>."""
+    """Encode ``<s> sentence </s>``, truncated to `longest` ids; if `first` is not None, it replaces ``<s>``."""
     whole = np.array(tokenizer.build_input(sentence))
     ids = cut_input(whole, longest, tokenizer.special.eos)
     is_scored = np.ones(len(ids), dtype=bool)

@@ -39,7 +39,7 @@ class Answers:
         sentences: number of distinct sentences.
         tokens: number of scored tokens.
         seconds: duration of the scoring in seconds.
-        machine: device and versions.
+        machine: the device and the versions of Python and packages.
     """
 
     model: str

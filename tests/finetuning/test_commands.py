@@ -253,7 +253,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ("predict out --data out/runs/grid.json", "field 'data' is missing; use an unmodified official"),
         ("predict squad", "squad contains no checkpoint_best.pt"),
         ("predict out --output squad", "already exists"),
-        ("finetune START --task squad", "data: not prepared; pass the official files with --data"),
+        ("finetune START --task squad", "data contains no prepared data; pass the official files with --data"),
         (
             "finetune START --task squad --data out/data --max-length 64",
             "--max-length: applies only if --data contains official files",

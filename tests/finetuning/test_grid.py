@@ -231,7 +231,7 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
     manifest["tokenizer"]["dict.txt"] = "0"
     (copy / "CoLA" / "manifest.json").write_text(json.dumps(manifest))
     for tasks, words in (
-        ("QQP CoLA WNLI", "QQP, WNLI not prepared"),
+        ("QQP CoLA WNLI", "no prepared data for QQP, WNLI"),
         ("RTE", r"RTE/valid.\*: the data is damaged"),
         ("MNLI CoLA", "CoLA and MNLI were prepared with different tokenizers"),
     ):

@@ -1,8 +1,8 @@
 """Custom tasks, defined by a folder with train.tsv and dev.tsv, or with .conll files.
 
 Properties that the user does not specify are inferred from the training file: the text and label columns, the label
-type (classes, regression targets, label lists or tags) and the set of classes. Otherwise a custom task works like a
-GLUE task.
+type (classes, regression targets, label lists or tags) and the set of classes. In all other respects, a custom task
+works like a GLUE task.
 """
 
 import math
@@ -148,7 +148,7 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
         dev: the name of the dev file; None to look for it in the folder.
 
     Raises:
-        UserError: a file or column is missing, a row of the training file is invalid, or its labels do not define a
+        UserError: a file or column is missing, or the training file has an invalid row or labels that do not define a
             task. The message names file and line, and says what to do.
     """
     name = folder.resolve().name

@@ -75,7 +75,7 @@ class Glue(PublishedTasks):
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline, LazyFormer's Table 1 and, if the grid has only tasks from it, PAR's Table 4."""
+        """Return the baseline and LazyFormer's Table 1; add PAR's Table 4 if it covers all of the grid's tasks."""
         rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
             rows += paper_numbers.PAR_ROWS

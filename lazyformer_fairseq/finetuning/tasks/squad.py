@@ -115,7 +115,7 @@ class Squad(Benchmark):
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:  # noqa: ARG002  all there is
         """Load and check the prepared data; raise a UserError if it is missing or lacks answers."""
         if not PreparedSquad.is_at(folder):
-            raise UserError(f"{folder}: not prepared; pass the official files with --data")
+            raise UserError(f"{folder} contains no prepared data; pass the official files with --data")
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
             if not prepared.read(split).windows.has_targets:

@@ -41,7 +41,7 @@ class TaggedWords(CustomTask):
         return TagsObjective(**self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of tagging each word with its most frequent training tag.
+        """Return the metrics of a baseline that tags each word with the word's most frequent training tag.
 
         Words that do not occur in the training data get the tag that is most frequent overall.
         """

@@ -188,7 +188,7 @@ def train(
     executor: Optional[Executor] = None,
     threads: int = 1,
 ) -> None:
-    """Run all jobs that have no result yet, with a progress bar.
+    """Run all jobs that have no result yet, and show a progress bar.
 
     Args:
         jobs: the jobs; duplicates run only once.

@@ -63,7 +63,7 @@ def describe(comparison: results.Comparison) -> str:
 
 
 def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget], baseline: str) -> str:
-    """Return a sentence with the target and each model's time to reach it relative to `baseline`."""
+    """Return a sentence that states the target and each model's time to the target, relative to `baseline`."""
     found = []
     target = 0.0
     for time in times:

@@ -368,7 +368,7 @@ class TimeToTarget:
 
 
 def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[TimeToTarget]:
-    """Compute the costs at which each family of models reaches the target, by each clock.
+    """Compute the costs at which each family of models reaches the target, according to each clock.
 
     The *whole* clock applies only to families with runs of several lengths.
 

@@ -217,7 +217,7 @@ def size(name: str, help_text: str, **more: Any) -> Any:
 
 
 def by_task(values: Mapping[str, Any]) -> str:
-    """Format the values that are not None with their tasks, as in ``75 for masked-lm, ...``."""
+    """Format the values other than None, each with its task, as in ``75 for masked-lm, ...``."""
     return ", ".join(f"{value} for {name}" for name, value in values.items() if value is not None)
 
 

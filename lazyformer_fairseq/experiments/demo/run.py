@@ -259,7 +259,7 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
 
 
 def _verdict(pretrained: Results) -> str:
-    """Return two sentences that compare the LazyFormer with the BERT."""
+    """Return two sentences that compare the LazyFormer model with the BERT model."""
     bert_name, lazy_name = pretrained
     bert = pretrained[bert_name]
     lazy = pretrained[lazy_name]

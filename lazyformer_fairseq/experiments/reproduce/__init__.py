@@ -1,1 +1,1 @@
-"""``lazyformer reproduce``: the tables and figures of LazyFormer and PAR Transformer, from raw text to a report."""
+"""``lazyformer reproduce``: reproduce the tables and figures of two papers, LazyFormer and PAR Transformer."""

@@ -381,7 +381,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
 
 
 def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
-    """Return the command that converts a text to data.
+    """Return the command that prepares a text for training.
 
     A miniature version's texts are in WikiText's format and are not checked against the official ones.
     """

@@ -47,7 +47,7 @@ class BranchTraining(Training):
         return {"loss": self.compared.measure(self)["loss"]}
 
     def is_due(self) -> bool:
-        """Return whether to validate and save after this update; the end of the trunk counts too."""
+        """Return whether to validate and save after this update, as also happens at the end of the trunk."""
         return self.updates == self.schedule.decay_start or super().is_due()
 
     def save(self, with_optimizer: bool = True) -> None:

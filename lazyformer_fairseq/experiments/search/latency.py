@@ -33,7 +33,7 @@ ROUNDS_OF_FRONTS = 20
 
 
 def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
-    """Predict a model's latency in ms from its pattern, or from its sublayers, lowest first."""
+    """Predict a model's latency in ms from its pattern, or from its sublayers in order from the lowest."""
     sublayers = pattern
     if pattern and isinstance(pattern, str):
         sublayers = plan(pattern)
@@ -89,7 +89,7 @@ class Models(Protocol):
     latency_memory: int
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a model from a pattern, with arbitrary weights, and return it with its stack."""
+        """Build a model with arbitrary weights from a pattern, and return the model and its stack."""
 
 
 def prices_of(

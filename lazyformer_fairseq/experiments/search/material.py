@@ -151,13 +151,13 @@ class SearchContext:
         return self.compared.objective_of(network, self.text, self.settings.seed, self.settings.max_updates)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a seeded model from a pattern on the search's device, and return it with its stack."""
+        """Build a seeded model from a pattern on the search's device, and return the model and its stack."""
         torch.manual_seed(self.settings.seed)
         model = self.objective(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def supernet_objective(self) -> SupernetObjective:
-        """Return the objective of a supernet with all candidates in each layer and as many layers as the baseline."""
+        """Return the objective of a supernet, which has a layer of candidates for each sublayer of the baseline."""
         settings = self.settings
         objective = self.objective(supernet_pattern(settings.candidates, settings.layers))
         if isinstance(objective, MaskedLMObjective):

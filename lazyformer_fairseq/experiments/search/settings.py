@@ -164,7 +164,7 @@ class SearchSettings:
 
     @property
     def priced(self) -> list[str]:
-        """The distinct sublayers of candidates and baseline that need a price: all except identity."""
+        """The distinct sublayers that need a price: all candidates and baseline sublayers except identity."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
@@ -237,7 +237,7 @@ def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Parse candidates, which are written as in a pattern or as the name of a kind, and remove duplicates.
+    """Parse candidates, each written as in a pattern or as the name of a kind, and remove duplicates.
 
     Raises:
         UserError: a word is not a sublayer.
@@ -257,8 +257,8 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
     """Return the baseline's expanded pattern.
 
     Args:
-        pattern: the user's pattern, if any; by default attention and feed-forward alternate, as in the paper's
-            baseline.
+        pattern: the user's pattern, if any; by default, attention and feed-forward sublayers alternate, as in the
+            paper's baseline.
         sublayers: the user's number of sublayers, if any.
         default_sublayers: the number of sublayers if the user sets neither.
 

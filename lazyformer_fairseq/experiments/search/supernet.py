@@ -101,7 +101,7 @@ class Architecture(nn.Module):
     Attributes:
         logits: the parameter, (L, K).
         allowed: whether a layer has a candidate, (L, K). In the first layer, it is False for candidates that read from
-            another sublayer, because there is none below; their weight is exactly 0.
+            another sublayer, because nothing lies below; their weight is exactly 0.
         temperature: the Gumbel-softmax temperature, which the search lowers over time.
     """
 
@@ -115,7 +115,7 @@ class Architecture(nn.Module):
         self.temperature = 1.0
 
     def forward(self) -> Tensor:
-        """Return the weights m of equation 4, (L, K), with rows that sum to 1.
+        """Return the weights m of equation 4, (L, K); each row sums to 1.
 
         In training, each call samples new weights by Gumbel-softmax; in evaluation, the weights are the probabilities.
         """

@@ -35,8 +35,8 @@ ARCHITECTURE_SHARE = 0.2  # the fraction of the training data reserved for the a
 def side_at(update: int, constant_updates: int) -> str:
     """Return the side that is trained in an update; updates are counted from 0.
 
-    After the constant updates, every n-th update trains the architecture, where n is the inverse of its fraction of the
-    data.
+    After the constant updates, every n-th update trains the architecture, where n is the inverse of the architecture's
+    fraction of the data.
     """
     every = round(1 / ARCHITECTURE_SHARE)
     if update >= constant_updates and update % every == every - 1:
@@ -188,11 +188,11 @@ class SupernetObjective(Objective):
         return self.sides[WEIGHTS].data_folders()
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Prepare a batch for an update with the objective of its side."""
+        """Prepare a batch for an update, using the objective of the batch's side."""
         return self.sides[batch[SIDE]].at_update(batch, update)
 
     def loss(self, model: Supernet, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
-        """Compute the loss of a batch with the objective of its side."""
+        """Compute a batch's loss, using the objective of the batch's side."""
         return self.sides[batch[SIDE]].loss(model, batch)
 
     def scalars(self, logs: Sequence[Log]) -> dict[str, Scalar]:

@@ -1,1 +1,1 @@
-"""The training-free search for faster patterns that start from a trained encoder, based on scores of single changes."""
+"""The training-free search for faster versions of a trained encoder, based on the scores of single changes."""

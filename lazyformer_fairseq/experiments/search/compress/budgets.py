@@ -53,7 +53,7 @@ class Losses:
     """A cache of pattern losses, each of which is measured only once.
 
     Args:
-        path: the file to store the losses in, possibly started by an earlier run.
+        path: the file to store the losses in, which an earlier run may have started.
         scorer: the scorer, which has the trained model and the text.
         candidates: the candidates at all positions.
     """
@@ -211,7 +211,7 @@ class Budgets:
         self._measure(combinations, "measuring combinations")
 
     def find_again(self, top: int) -> None:
-        """Search a second time, after rescoring the changes in each budget's best pattern within that pattern."""
+        """Search again, after rescoring each change in a budget's best pattern by undoing only that change."""
         bests = [self.best(limit) for limit in self.limits]
         undone = [self._undone(best) for best in bests]
         rescored = [each for changes in undone for each in changes.values()]

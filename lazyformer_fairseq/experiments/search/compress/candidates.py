@@ -39,8 +39,8 @@ class Candidates:
     """The possible sublayers at each position.
 
     Attributes:
-        options: the possible sublayers at each position, without consumers and producers; the first one is the trained
-            model's own.
+        options: the possible sublayers at each position, not linked to consumers and producers; the first one is the
+            trained model's own.
     """
 
     options: tuple[tuple[PlannedSublayer, ...], ...]
@@ -148,7 +148,7 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
 
 
 def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Parse candidates, which are written as in a pattern or as the name of a kind, and remove duplicates.
+    """Parse candidates, each written as in a pattern or as the name of a kind, and remove duplicates.
 
     Raises:
         UserError: a word is not a sublayer, or the sublayer is not for encoders.

@@ -88,7 +88,7 @@ def _changes_table(result: Mapping[str, Any]) -> str:
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
-    """Plot the losses of all measured patterns and of the selected ones, in bits above the original, by latency."""
+    """Plot the losses of all measured patterns, in bits above the original, against latency; mark the selected ones."""
     with picture(path, panel=(7, 4.5)) as ((axis,),):
         for is_scored, colour, label in (
             (True, COLORS[5], "single changes"),

@@ -69,7 +69,7 @@ class Original:
         return "cpu"
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
-        """Build the encoder with a different pattern and new weights, and return it with its stack of sublayers."""
+        """Build the encoder with a different pattern and new weights; return the model and its stack of sublayers."""
         cfg = replace(self.trained.cfg, sublayer_pattern=pattern)
         model = loading.model_of(cfg, self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
@@ -202,7 +202,7 @@ def _patterns(
 
 
 def _changes(budgets: Budgets) -> list[dict[str, Any]]:
-    """Return each change's score, with the standard error of the pattern that it was computed from."""
+    """Return each change's score, and the standard error of the pattern loss that the score was computed from."""
     rows = []
     original = budgets.candidates.original
     for scoring in budgets.scorings:

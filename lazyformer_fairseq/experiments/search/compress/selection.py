@@ -64,7 +64,7 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
 
 
 def _first_producer(candidates: Candidates, place: int, what: str) -> Optional[str]:
-    """Return the first option at a position that passes on `what`, or None if there is none."""
+    """Return a position's first option that passes on `what`, or None if there is none."""
     for option in candidates.options[place]:
         if what in option.kind.hands_on:
             return option.text
@@ -174,7 +174,7 @@ class Costs:
         place: int,
         option: PlannedSublayer,
     ) -> Optional[tuple[dict[str, Producer], float, int]]:
-        """Return the state above an option, and the option's score and ticks, or None if the option is not possible.
+        """Return the state above an option, the option's score, and its ticks. Return None if the option is impossible.
 
         Args:
             producers: the state below the option: the nearest producer of each kind of state that is passed on.

@@ -87,7 +87,7 @@ class GridSettings(ExecutorOptions, ReportOptions):
         "Maximum input length in tokens. When official files are prepared, longer inputs are truncated or, for SQuAD, "
         "split.",
         low=1,
-        shown="512; 384 for SQuAD",
+        shown="512, or 384 for SQuAD",
     )
     skip_mistakes: bool = option(False, "SQuAD: skip and list invalid questions in the files.")
     protocol: Optional[str] = option(
@@ -106,19 +106,19 @@ class GridSettings(ExecutorOptions, ReportOptions):
         low=0,
         high=1,
         is_open=True,
-        shown=f"{USUAL}; for custom labels 5e-5,5e-4",
+        shown=f"{USUAL}, or 5e-5,5e-4 for custom tasks",
     )
     seeds: tuple[int, ...] = option(
         (),
         "Random seeds; each is combined with each learning rate.",
         low=0,
-        shown="1 to 5; for custom labels 1 to 3",
+        shown="1 to 5, or 1 to 3 for custom tasks",
     )
     epochs: tuple[str, ...] = option(
         (),
         "Number of epochs, for all tasks (N) or one task (TASK=N), as in 10,MNLI=3.",
         metavar="[TASK=]N,...",
-        shown=f"{USUAL}; for custom labels {CUSTOM_EPOCHS}",
+        shown=f"{USUAL}, or {CUSTOM_EPOCHS} for custom tasks",
     )
     batch_size: Optional[int] = option(None, "Rows per update.", low=1, shown=USUAL)
     warmup_ratio: Optional[float] = option(
@@ -174,7 +174,7 @@ class PredictSettings:
     text: tuple[str, ...] = option(
         (),
         "Name of the text column in TEXTS, or the two column names for text pairs.",
-        shown="as in fine-tuning, else text, sentence ...",
+        shown="as in fine-tuning if TEXTS has these columns, else text, sentence ...",
     )
     head: Optional[str] = option(None, "Name of the head used to label TEXTS.", shown="the model's only head")
     n_best: int = option(20, "SQuAD: number of answers per question in nbest_predictions.json.", low=1)

@@ -347,7 +347,7 @@ class Conversion:
             shapes: The shapes of our model's weights, by name.
 
         Raises:
-            UserError: A weight's shape does not match config.json, or it contains NaN or Inf.
+            UserError: A weight has a shape that does not match config.json, or contains NaN or Inf.
         """
         found = {}
         for our_name, names in self.places.items():
@@ -485,7 +485,7 @@ class Conversion:
                 yield f"{our_name}.{part}", [f"{name}.{part}" for name in names]
 
     def _find_left_out(self) -> list[str]:
-        """Return the weights of other tasks' heads.
+        """Return the weights of heads that are not imported.
 
         Raises:
             UserError: One of the encoder's weights has no counterpart in our model.

@@ -70,8 +70,8 @@ class MaskedTextCollator:
         """Collate samples into a batch of model inputs.
 
         Returns:
-            `input_ids` (B, T), `labels` (B, T), with -100 at tokens that are not predicted, and the documents of each
-            block if they are kept separate.
+            `input_ids` (B, T); `labels` (B, T), with -100 at tokens that are not predicted; and each block's documents
+            if they are kept separate.
 
         Raises:
             UserError: Trainer has removed columns from the samples.

@@ -278,7 +278,8 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
         if head:
             prefix = ""
         of_model = {name.removeprefix(prefix): weight for name, weight in weights.items()}
-        model.load_state_dict(of_model, strict=False)  # not strict, because other heads and shared weights differ
+        # Not strict, because other heads are unexpected, and a shared weight is listed only once.
+        model.load_state_dict(of_model, strict=False)
         found |= hash_weights(model.state_dict())
     return found
 

@@ -327,8 +327,8 @@ class Conversion:
             found.append(f"the model's {SPANS} became the span head {self.head_name!r}, which lazyformer predict uses")
         if self.has_next_sentence:
             found.append(
-                f"the model's {FOLLOWS} became the head {NEXT_SENTENCE!r}, which is applied to the pooler's output and "
-                "trained further by --next-sentence"
+                f"the model's {FOLLOWS} became the head {NEXT_SENTENCE!r}, which includes the pooler; --next-sentence "
+                "trains this head further"
             )
         if self.has_pooler:
             found.append(

@@ -153,7 +153,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the predicted validation tokens' yardsticks and number, and the number of all validation tokens."""
+        """Return the yardsticks for the predicted validation tokens, and the numbers of predicted and of all tokens."""
         pad = self._text.special.pad
         return {
             "yardsticks": asdict(yardsticks_of(self._text, self._batches)),

@@ -178,8 +178,8 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
 
     if "layers" in own:
         raise UserError(
-            f"--model {name}={spec}: layers works only with fairseq: and hf: models; a pattern already determines its "
-            "number of layers"
+            f"--model {name}={spec}: layers=N works only with fairseq: and hf: models; a pattern already determines "
+            "the number of layers"
         )
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch and keeps that arch's widths")

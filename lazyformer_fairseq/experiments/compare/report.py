@@ -254,7 +254,7 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
                 at_edge.append(f"{family} {facts['rate']:g}")
     yield f"Learning rates: {'; '.join(described)}."
     if len(set(counts)) > 1:
-        yield "Not all models tried the same number of learning rates, so their ratios are not strictly comparable."
+        yield "Not all models tried the same number of learning rates, so the ratios are not strictly comparable."
     if at_edge:
         yield (
             "The best learning rate is at the edge of the grid, so a rate beyond it may be better: "

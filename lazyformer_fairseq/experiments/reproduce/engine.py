@@ -214,8 +214,8 @@ class Reproduction:
 
         assumptions = (
             f"Hours assume a training speed of {speed / 1e12:g} TFLOP/s (--teraflops) and a backward pass that costs "
-            f"as much as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. Other steps "
-            "are not included."
+            f"as much as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. These "
+            "estimates include only training runs."
         )
         commands = [f"{step.name}: python -m {shlex.join(step.command)}" for step in steps]
         parts = [markdown_table(rows, left=("what", "state")), to_do, assumptions, self.note, *commands]

@@ -229,7 +229,8 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
             raise UserError(
-                f"{PYTHONS_PROSE}: this text is only a megabyte and works only with --tiny; use a folder of text"
+                f"{PYTHONS_PROSE}: this text is only about a megabyte long and works only with --tiny; use "
+                "a folder of text"
             )
         made = out / "raw"
         return Inputs(raw, (str(made / "prose.jsonl"),), made / "glue", ("CoLA",), models)

@@ -244,7 +244,8 @@ def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
             raise UserError(
-                f"{PYTHONS_PROSE}: this text is only a megabyte and works only with --tiny; use a folder of texts"
+                f"{PYTHONS_PROSE}: this text is only about a megabyte long and works only with --tiny; use "
+                "a folder of texts"
             )
         return {name: out / "raw" / name for name in CORPORA}
     folders = {name: Path(raw, name) for name in CORPORA}
@@ -553,7 +554,9 @@ class _Page:
                     "PPL / bpc (paper)": printed_measure,
                 }
             )
-        explanation = "The time per segment is averaged over the test split, evaluated at batch size 1 in fp32."
+        explanation = (
+            "The time per segment is averaged over the test split, which is evaluated at batch size 1 in fp32."
+        )
         return f"{markdown_table(rows, left=('model', 'pattern'))}\n\n{explanation}"
 
     def longer_training(self, _: Path) -> str:

@@ -71,7 +71,7 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
         )
     for name in sublayers:
         if name not in content:
-            raise UserError(f"{path} has no price for {name}, which is a candidate or part of the baseline; add it")
+            raise UserError(f"{path} has no price for {name}, which is a candidate or part of the baseline; add one")
     return content
 
 

@@ -59,7 +59,7 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
     """
     for word in given:
         if word.split("=")[0] in SET_BY_SEARCH:
-            raise UserError(f"{word}: the search sets this option itself; omit it (see lazyformer search --help)")
+            raise UserError(f"{word}: the search sets this option itself, so omit it (see lazyformer search --help)")
 
     model_options, data_options, rows, generic = OPTIONS_OF_TASK[task]
     fitting = (generic, *rows)

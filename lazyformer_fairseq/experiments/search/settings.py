@@ -47,7 +47,7 @@ class SearchSettings:
     )
     budgets: tuple[float, ...] = option(
         (),
-        "Find one pattern for each of these fractions of the baseline's latency (a front) by successive halving.",
+        "Find a front by successive halving: one pattern for each of these fractions of the baseline's latency.",
         low=0,
         is_open=True,
         metavar="FRACTION,...",
@@ -281,6 +281,6 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
     if sublayers % 2:
         raise UserError(
             f"--sublayers {sublayers}: the baseline (sf)x{max(sublayers // 2, 1)} cannot have an odd number of "
-            "sublayers; use an even number, or a --baseline-pattern with that many"
+            "sublayers; use an even number, or specify a --baseline-pattern of this length"
         )
     return "sf" * (sublayers // 2)

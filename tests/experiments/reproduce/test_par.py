@@ -86,7 +86,7 @@ def test_trainings_are_the_papers(raw, tmp_path, name, size, updates, lengths):
             "nowhere out",
             "nowhere lacks wikitext-103, enwik8, text8; run scripts/prepare_wikitext103.sh",
         ),
-        ("demo out", "demo: this text is only a megabyte and works only with --tiny"),
+        ("demo out", "demo: this text is only about a megabyte long and works only with --tiny"),
         ("raw out --steps serch", "--steps serch: no such step; did you mean search"),
         ("raw out --report", "no step is done yet"),
     ],

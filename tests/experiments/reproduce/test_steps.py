@@ -153,7 +153,7 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     ("words", "message"),
     [
         ("nowhere out", "nowhere: no such folder; create it with scripts/download_wikipedia.sh"),
-        ("demo out", "demo: this text is only a megabyte and works only with --tiny"),
+        ("demo out", "demo: this text is only about a megabyte long and works only with --tiny"),
         ("bare out", "bare/glue does not contain MNLI/train.tsv, .*a link to it"),
         ("bare out --tiny", "does not contain CoLA/train.tsv"),
         ("some out", "does not contain MNLI/train.tsv"),

@@ -240,8 +240,8 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
 
     Args:
         stages: the stages to install.
-        strict: whether a missing target raises an error, because our runs need all rows. Otherwise it only causes a
-            warning, because stock tasks need none.
+        strict: whether a missing target raises an error, because our runs need all rows. Otherwise it causes only a
+            warning, because stock tasks need no rows.
 
     Returns:
         The newly installed rows.
@@ -267,7 +267,7 @@ def start_run(command_line: bool = False) -> None:
     """Install every row that a run of one of our tasks needs.
 
     Args:
-        command_line: whether the process is a fairseq command or one of ours, so that we may decide how it prints
+        command_line: whether the process runs a fairseq command or one of ours, so that we may decide how it prints
             warnings and errors.
 
     Raises:

@@ -67,7 +67,7 @@ class Screen:
             "data": f"{cfg.task.data}: {len(trainer.task.source_dictionary):,} symbols, "
             f"{updates_of_epoch:,} updates per epoch",
             "update": f"{freq} x {batch}, on {devices}",
-            "run": f"{whole}, {made:,} done; stop it with Ctrl-C, resume it with the same command",
+            "run": f"{whole}, {made:,} done; stop it with Ctrl-C and resume it with the same command",
             "files": f"{cfg.checkpoint.save_dir}: checkpoints and {LOG}, which contains all output not shown here",
         }
         if not trainer.cuda and trainer.experts is None:  # with shared experts, a pass needs all processes

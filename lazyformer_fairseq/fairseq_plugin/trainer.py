@@ -129,7 +129,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         )
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
-        """Return the optimizer's parameter groups, and the weights that it updates, in the model's order."""
+        """Return the optimizer's parameter groups, and the weights that the optimizer updates, in the model's order."""
         groups = self.optimizer.optimizer.param_groups
         copies = getattr(self.optimizer, "fp32_params", None)
         if copies:
@@ -518,7 +518,7 @@ def _checkpoint_errors_named(filename: str) -> Iterator[None]:
             raise
         there, _, here = names.partition(" vs ")
         raise UserError(
-            f"{filename} was trained with the {what.strip().lower()} {there}, not {here}: use the options that it was "
+            f"{filename} was trained with the {what.strip().lower()} {there}, not {here}; use the options that it was "
             "trained with, a different --save-dir, or --reset-optimizer to continue with a new optimizer state"
         ) from None
     except Exception as error:
@@ -526,7 +526,7 @@ def _checkpoint_errors_named(filename: str) -> Iterator[None]:
             raise
         cause = error.__context__ or error  # fairseq's own error hides what is wrong with the weights
         raise UserError(
-            f"{filename} does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): use "
+            f"{filename} does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}); use "
             "the options that it was trained with, a different --save-dir, or --reset-optimizer to continue with a new "
             "optimizer state"
         ) from error

@@ -64,7 +64,7 @@ class Pretraining(Launch):
         None,
         "Training recipe; see above. The last five are for causal archs.",
         choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
-        shown="table5, or the causal arch's own",
+        shown="table5, or the causal arch's own recipe",
     )
     without: tuple[str, ...] = option((), "Options to omit from --recipe laptop.", metavar="NAME,...")
     phase1: str = option(
@@ -121,8 +121,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     finishes the current update, saves, and exits with code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current
     update and saves the state from before it.
 
-    On data written by `lazyformer corpus`, --checkpoint-words 1M,2M,5M also saves the encoder after about that many
-    words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
+    On data written by `lazyformer corpus`, --checkpoint-words 1M,2M,5M also saves the encoder after about 1, 2 and 5
+    million words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
 
     The screen shows a summary of the run (on a CPU, with a time estimate), then one line per minute (--log-seconds 60).
     All other output goes to train.log in --save-dir. --log-seconds 0 shows fairseq-train's output instead.

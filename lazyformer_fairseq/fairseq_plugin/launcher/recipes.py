@@ -58,7 +58,7 @@ def drop_unsupported_options(recipe: Sequence[str], given: Mapping[str, str]) ->
 def convert_warmup(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return a phase's options with the warm-up converted to a different schedule's unit.
 
-    Depending on the schedule, the warm-up is a number of updates, a fraction of all updates, or not an option.
+    Depending on the schedule, the warm-up is a number of updates, is a fraction of all updates, or cannot be set.
 
     Args:
         schedule: a value of ``--lr-scheduler``.
@@ -147,7 +147,7 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
             f"--recipe {LONGFORMER} doubles windows, but {pattern} has none; use a pattern such as s[window=32]"
         )
     for name in ("tgt_len", "max_update"):
-        if whole_number(given.get(name, "1")) is None:  # the check of bounds accepts 1e3
+        if whole_number(given.get(name, "1")) is None:  # the bounds check accepts 1e3
             raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
     try:
         rate = float(given.get("lr", 2.5e-4))

@@ -68,7 +68,7 @@ class TrainerGuard(UpdateGuard):
         self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Store a batch's logged values and sample size without moving them; this is the criterion's forward hook."""
+        """Store a batch's logged values and sample size without copying them to the host; this is a forward hook."""
         if criterion.training:
             _, sample_size, log = output
             self.logs.append(log)
@@ -251,8 +251,8 @@ class TrainerGuard(UpdateGuard):
         self.rollbacks += 1
         self.skipped_in_a_row = 0
         self._warn(
-            f"{self.max_in_a_row} updates in a row were bad: the run rolls back to {path}, update "
-            f"{self.trainer.get_num_updates()}, and continues on different data; rollback {self.rollbacks} of "
+            f"{self.max_in_a_row} updates in a row were bad: the run rolls back to {path} (update "
+            f"{self.trainer.get_num_updates()}) and continues on different data; rollback {self.rollbacks} of "
             f"{self.max_rollbacks}"
         )
 

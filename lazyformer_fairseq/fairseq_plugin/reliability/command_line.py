@@ -77,7 +77,7 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
         The UserError; None if the user cannot fix the error.
     """
     if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
-        name = error.filename2 or error.filename  # after a failed rename, the target, because the source is temporary
+        name = error.filename2 or error.filename  # for a failed rename, the target, because the source is temporary
         where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
         return UserError(
             f"{where}: {error.strerror}; check that it exists and is writable, and run the same command again"

@@ -34,8 +34,8 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
     Attributes:
         batch_size: the batch size; None if the task has not set it.
-        pieces: the history of a resumed epoch: how its batches were made and how many of them were consumed, with an
-            additional entry for each change of the batch size within the epoch. Empty if the epoch was not resumed.
+        pieces: the history of a resumed epoch, one entry per batch size: how the batches were made and how many of them
+            were consumed. Empty if the epoch was not resumed.
     """
 
     def __init__(self, *args, **kwargs):

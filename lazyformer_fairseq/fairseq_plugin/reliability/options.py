@@ -62,7 +62,7 @@ class ReliabilityConfig(FairseqDataclass):
 
     keep_updates_list: Optional[str] = option(
         None,
-        "updates whose checkpoints are kept permanently as checkpoint_update_N.pt, such as 100000,200000",
+        "updates, such as 100000,200000, whose checkpoints are kept permanently as checkpoint_update_N.pt",
     )
     max_skipped_updates: int = option(
         10,

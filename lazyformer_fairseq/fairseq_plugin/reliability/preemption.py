@@ -8,8 +8,8 @@ The details depend on when the signal arrives:
 - During validation: the run saves after the current batch. The validation then continues, and the run also writes the
   checkpoint with the validation score, as if it had not been stopped. A kill during this time loses the score.
 - While a checkpoint is being written: the handler only records the signal, so the write finishes and then the run ends.
-- Before the first update, while data is being read: the run performs the first update and saves it. Before fairseq
-  looks for a checkpoint, the signal kills the process, which has nothing to lose.
+- Before the first update, while data is being read: the run performs the first update and saves it. An even earlier
+  signal, before fairseq looks for a checkpoint, kills the process, which has nothing to lose.
 - After another signal: there is no effect, because a stop is already requested. The exception is Ctrl-C, which ends the
   process immediately.
 """

@@ -116,7 +116,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         """
         if self.cfg.next_sentence and cfg._name not in PAIRS_NEED:
             raise UserError(
-                f"--criterion {cfg._name}: does not support --next-sentence; use --criterion {PAIRS_NEED[0]}"
+                f"--criterion {cfg._name} does not support --next-sentence; use --criterion {PAIRS_NEED[0]}"
             )
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError(

@@ -129,7 +129,7 @@ def test_another_optimizer_than_the_checkpoints_is_refused_in_words(lm_data, tmp
     options = "--arch par_transformer_tiny --sublayer-pattern sf --mem-len 8 --criterion causal_lm --batch-size 16"
     task = "stream_language_modeling --tgt-len 8"
     fairseq_train(lm_data, f"{options} --disable-validation --max-update 1", tmp_path, task)
-    with pytest.raises(UserError, match=r"trained with the optimizer FusedAdam, not NvLamb: .* or --reset-optimizer"):
+    with pytest.raises(UserError, match=r"trained with the optimizer FusedAdam, not NvLamb; .* or --reset-optimizer"):
         fairseq_train(lm_data, f"{options} --max-update 2 --optimizer nvlamb", tmp_path, task)
 
 

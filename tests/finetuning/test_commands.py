@@ -246,7 +246,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("predict START", "pass the questions too, with --data"),
+        ("predict START", "pass a file of questions, as in --data"),
         ("predict START --data squad/dev-v1.1.json", "has no span head 'squad'"),
         ("predict nowhere.pt --data squad/dev-v1.1.json", "nowhere.pt: no such file or folder"),
         ("predict START squad/dev-v1.1.json --data squad", "--data: cannot be combined with squad/dev-v1.1.json"),

@@ -130,8 +130,8 @@ class Glue(PublishedTasks):
                 lines.append(f"{submission_file(task, 'test')}: skipped, because there is no data for {task.name}")
             else:
                 raise UserError(
-                    f"{source} contains no folder {task.folder}; pass the folder with "
-                    f"{task.name}'s {task.splits['test'].file} as --data, or select other tasks with --tasks"
+                    f"{source} contains no folder {task.folder} with {task.splits['test'].file}; pass the folder that "
+                    "contains it as --data, or select other tasks with --tasks"
                 )
         missing = [name for name in SUBMISSION_FILES if not (folder / name).exists()]
         if missing:

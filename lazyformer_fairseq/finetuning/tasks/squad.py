@@ -189,8 +189,12 @@ class Squad(Benchmark):
         file = wanted.data
         if file is None and len(run.absolute().parents) > 3:
             file = run.absolute().parents[3] / self.prepared_subfolder / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
-        if file is None or not file.is_file():
-            raise UserError(f"{file}: no such file; pass the questions too, with --data dev-v1.1.json")
+        if file is None:
+            raise UserError(
+                f"{run} belongs to no grid with questions; pass a file of questions, as in --data dev-v1.1.json"
+            )
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; pass a file of questions, as in --data dev-v1.1.json")
 
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         loaded, objective, settings = load_squad_model(checkpoint, wanted)

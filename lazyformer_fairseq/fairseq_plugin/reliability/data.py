@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Batches = Sequence[Sequence[int]]
 BatchSize = dict[str, Optional[int]]  # keys: max_tokens and max_sentences, as in fairseq
+OPTIONS = {"max_tokens": "--max-tokens", "max_sentences": "--batch-size"}
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
@@ -100,9 +101,9 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         are_known = self.batch_size is not None and before is not None
         if are_known and self.batch_size != before:
             logger.info(
-                "batch size %s, previously %s: the rest of the epoch is divided into new batches",
-                self.batch_size,
-                self.pieces[-1],
+                "the batch size changed from %s to %s: the rest of the epoch is divided into new batches",
+                _as_options(before),
+                _as_options(self.batch_size),
             )
             self.pieces.append(self._new_piece())
         self._rest = self._what_is_left(state["epoch"], state["shuffle"])
@@ -183,3 +184,8 @@ class ExactGroupedIterator(GroupedIterator):
         self.total = self.n + groups
         if skip_remainder_batch:
             iterable.take(position + groups * chunk_size)  # otherwise the epoch would not end
+
+
+def _as_options(size: BatchSize) -> str:
+    """Return a batch size as the user would write it, for example ``--batch-size 8``."""
+    return " ".join(f"{option} {size[name]}" for name, option in OPTIONS.items() if size[name] is not None)

@@ -257,6 +257,15 @@ def test_a_checkpoint_of_fairseq_goes_on_and_other_data_starts_the_epoch_anew_an
     assert "an epoch of 20 samples, but now there are 30" in caplog.text
 
 
+def test_a_changed_batch_size_is_told_in_options(caplog):
+    caplog.set_level("INFO")
+    run = Run(20, 2, 1, TWO)
+    seen = run.update()
+    size = {"max_tokens": 6, "max_sentences": None}
+    assert sorted(seen + Run(20, 2, 1, size, run.state_dict()).rest()) == list(range(20))
+    assert "the batch size changed from --batch-size 2 to --max-tokens 6:" in caplog.text
+
+
 def test_a_run_that_leaves_out_the_remainder_ends_its_epoch():
     run = Run(10, 1, 1, ONE)
     run.update()

@@ -54,7 +54,7 @@ def loaded_tokens(training, workers: int) -> Iterator[int]:
 
 
 def speed(counts: Iterator[int], seconds: float) -> float:
-    """Return the tokens per second, measured over about `seconds`."""
+    """Return the tokens per second, measured over about `seconds` seconds."""
     for _ in range(WARM_UP):
         next(counts)
     total, start = 0, time.perf_counter()

@@ -5,7 +5,7 @@
 All models have the sizes of --arch, the same batch, the same dropout, and Trainer's AdamW. An update consists of
 Trainer's training step, gradient clipping, optimizer and schedule. The forward and backward pass of the encoder is
 measured separately, because our model computes logits only at masked positions. The target is that an update of our
-(sf)xN takes no longer than BertForMaskedLM's. Nothing else should run on the machine.
+(sf)xN takes no longer than one of BertForMaskedLM. Nothing else should run on the machine.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Keeps a copy of fairseq, in case it is removed from the index. scripts/setup.sh runs this script.
 
-    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   verify the SHA-256 of a wheel or source archive, copy it to FOLDER
-    keep_fairseq.py note FOLDER                      write the SHA-256 of the wheel in FOLDER to a file next to it
+    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   verify FILE (a wheel or source archive), and copy it to FOLDER
+    keep_fairseq.py note FOLDER                      write the SHA-256 of FOLDER's wheel to a file next to the wheel
 
 The expected SHA-256 comes from the caller, or from FILE.sha256 in the format of `sha256sum`. The source archive's is
 hard-coded.

@@ -32,14 +32,14 @@ def main(folder: Path) -> None:
     by_counting = counts.mean_accuracy(list(counts.margins))
     best = max(accuracies, key=accuracies.__getitem__)
     verdict = (
-        f"{best} has the highest accuracy on BLiMP, {100 * accuracies[best]:.1f}. A 5-gram model of the same text "
-        f"reaches {100 * by_counting:.1f}."
+        f"{best} has the highest accuracy on BLiMP, {100 * accuracies[best]:.1f}%. A 5-gram model of the same text "
+        f"reaches {100 * by_counting:.1f}%."
     )
     device = comparison.facts["machine"]["device"]
     notes = Notes(
         [
             f"Hours: training time on one thread of {device}. Loss: bits per masked token.",
-            f"BLiMP: mean accuracy over paradigms in percent, ± 95%; the 5-gram model has {with_interval(counts)}.",
+            f"BLiMP: mean accuracy over paradigms in percent, ± its 95% interval; 5-gram: {with_interval(counts)}.",
             "GLUE: mean score over BabyLM's tasks that have a training file, in percent.",
         ]
     )

@@ -3,7 +3,7 @@
     python scripts/gpu/report.py LINE FOLDER --seconds 512
     python scripts/gpu/report.py --best FOLDER
 
-The second form prints the model of the line `learning` with the highest accuracy on BLiMP. Targets that are not ratios
+The second form prints the model with the highest accuracy on BLiMP in the line `learning`. Targets that are not ratios
 are for an H100; on other devices, the report omits them.
 """
 
@@ -263,7 +263,7 @@ def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
 
 
 def verdict_on(bars: Sequence[Bar], device: str) -> str:
-    """Return a sentence on which targets were met."""
+    """Return a sentence that says which targets were met."""
     sentence = f"on {device} {sum(bar.reached == 'yes' for bar in bars)} of {len(bars)} targets are met"
     for end, said in (("no", "missed"), ("not measured", "not measured")):
         if found := [bar.what for bar in bars if bar.reached == end]:

@@ -34,7 +34,7 @@ THEIRS = ("modernbert", "bert")  # transformers' names, and ours without _base
 
 
 def theirs(name: str, like: BenchModel, longest: int, attention: str) -> BenchModel:
-    """Return transformers' model with the sizes and FLOPs of ours."""
+    """Return transformers' model with the same sizes and FLOPs as ours."""
     sizes = like.sizes
     options = HuggingFaceBertOptions(
         model_type=name,

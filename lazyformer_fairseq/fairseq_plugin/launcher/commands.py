@@ -149,6 +149,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         different start in each epoch; *_large: 16,000 updates of warm-up, decay to 0.0001, weights from N(0, 0.005)
     --recipe transformer-xl: the default for other papers' archs: Transformer-XL's Adam, 1,000 updates of warm-up to
         2.5e-4, cosine decay to zero, clipping at 0.25
+    --recipe igpt: the default for igpt_s, igpt_m and igpt_l: Image GPT's Adam, 9,609 updates of warm-up to 3e-3
+        (igpt_l: 1e-3, our choice), cosine decay to zero
     --recipe longformer: for longformer_small, all five phases of Longformer's Table 12, in DIR/phase1 to DIR/phase5,
         each initialized from the weights of the previous one. From phase to phase, windows and segments double (2,048
         to 23,040 tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and --sublayer-pattern

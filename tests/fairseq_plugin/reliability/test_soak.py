@@ -3,6 +3,7 @@
 In a process of its own, this file is such a run, which measures itself: ``test_soak.py OUTPUT EVERY options ...``.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -83,13 +84,16 @@ def main(output: Path, every: int, options: list[str]) -> None:
 def held() -> dict[str, float]:
     """Memory in MiB; open files, threads and child processes of this process (of any of its threads)."""
     process = Path("/proc/self")
-    children = [(task / "children").read_text().split() for task in (process / "task").iterdir()]
+    children = 0
+    for task in (process / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that ended since
+            children += len((task / "children").read_text().split())
     return {
         "memory_mib": int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20,
         "gpu_mib": torch.cuda.memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
         "open_files": len(list((process / "fd").iterdir())),
         "threads": threading.active_count(),
-        "children": sum(map(len, children)),
+        "children": children,
     }
 
 

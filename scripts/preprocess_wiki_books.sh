@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares Wikipedia and books for fairseq-train, following LazyFormer's appendix A.
+# Prepares Wikipedia and books for fairseq-train, following appendix A of the LazyFormer paper.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"

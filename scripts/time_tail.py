@@ -1,4 +1,4 @@
-"""Times models whose top feed-forwards are computed either only for the tokens that a head reads, or for all tokens.
+"""Times models, computing the feed-forward sublayers at the top for all tokens or only for those that a head reads.
 
     OMP_NUM_THREADS=1 python scripts/time_tail.py --patterns '(sf)x7' '(sff)x3 (f)x5'
 

@@ -340,7 +340,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
     [
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--encoder-attention-heads 5", "an embedding dimension of 32 is not divisible by 5 attention heads"),
-        ("--tokens-per-sample 2", "tokens_per_sample is 2"),
+        ("--tokens-per-sample 2", "--tokens-per-sample 2: must be at least 3"),
         ("--tokens-per-sample 64 --max-positions 32", "examples have more than 32 tokens; the longest has 64"),
         ("--max-tokens 20", "examples have more than 20 tokens"),  # else it would train on what is left
         ("--mask-prob 0", "mask_prob 0"),

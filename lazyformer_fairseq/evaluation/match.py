@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
-TO_CLASSES = ".out_proj.weight"  # a head's last linear map
+TO_CLASSES = ".out_proj.weight"  # a head's last linear layer
 TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only map of a token-level head
 POSITION_EMBEDDINGS = (
     "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with one row per position

@@ -69,8 +69,9 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
     first lines name the columns, such as text and label. For tagging, such as named entity recognition, it contains
     train.conll and dev.conll, with one word and its tag per line. A model is fine-tuned on a custom task six times,
     with two learning rates and three seeds, for ten epochs each. `lazyformer predict` then uses the best run to label
-    texts or tag words. GLUE runs follow LazyFormer's Table 5, with four learning rates and five seeds per task. SQuAD
-    runs follow PAR's Table 4. BabyLM runs follow BabyLM's 2025 evaluation, with one learning rate and one seed.
+    texts or tag words. GLUE runs follow Table 5 of the LazyFormer paper, with four learning rates and five seeds per
+    task. SQuAD runs follow Table 4 of the PAR paper. BabyLM runs follow BabyLM's 2025 evaluation, with one learning
+    rate and one seed.
 
     Missing data is prepared first. Without a CHECKPOINT, the command only prepares the data. Runs execute in parallel,
     either one per GPU or several on the cores of a CPU. Each run has its own folder with a result.json. At the end, the

@@ -268,7 +268,7 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
     """Draw one panel per score: the median over seeds at the selected learning rate, with a min-to-max bar.
 
     Models are drawn side by side. If a folder contains checkpoints with different numbers of updates, they are drawn as
-    a curve over pre-training updates, as in LazyFormer's Figure 2.
+    a curve over pre-training updates, as in Figure 2 of the LazyFormer paper.
     """
     panels: dict[str, list[Measurement]] = {}
     for each in results.measurements():

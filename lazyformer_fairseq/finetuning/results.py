@@ -328,7 +328,7 @@ class Measurement:
 
     @property
     def selects(self) -> bool:
-        """True if this metric selects the epoch and learning rate."""
+        """True if this metric selects the epoch and the learning rate."""
         return self.metric == self.found.task.selecting_metric
 
 

@@ -24,7 +24,7 @@ LISTS = "lists"
 LABEL_TYPES = (CLASSES, SCORES, LISTS)
 ENTITIES = "entities"
 TAGS = "tags"
-METRICS = {  # the first one selects epoch and learning rate
+METRICS = {  # the first one selects the epoch and the learning rate
     CLASSES: ("accuracy", "macro_f1", "matthews"),
     SCORES: ("spearman", "pearson"),
     LISTS: ("micro_f1", "macro_f1"),
@@ -66,8 +66,9 @@ class GridSettings(ExecutorOptions, ReportOptions):
     )
     metric: Optional[str] = option(
         None,
-        "Metric that selects epoch and learning rate. f1 is the F1 of the second of two classes, macro_f1 the mean F1 "
-        "over classes, micro_f1 the F1 over all labels of all texts, entity_f1 the F1 over all entities.",
+        "Metric for selecting the epoch and the learning rate. f1: F1 of the second class (two classes only); "
+        "macro_f1: mean of the per-class F1 scores; micro_f1: F1 over all labels of all texts; entity_f1: F1 over all "
+        "entities.",
         choices=("accuracy", "macro_f1", "micro_f1", "f1", "matthews", "spearman", "pearson", "entity_f1"),
         shown="accuracy for classes, spearman for scores, micro_f1 for lists; entity_f1 for tags that begin with B- or "
         "I-, accuracy for other tags",

@@ -148,7 +148,7 @@ def _train(run: Run) -> dict[str, Any]:
 
 
 def optimization_of(run: Run, device: str) -> OptimizationConfig:
-    """Return the optimization settings of LazyFormer's Table 5, with the run's learning rate and seed.
+    """Return the optimization settings of the LazyFormer paper (Table 5), with the run's learning rate and seed.
 
     `device` is ``cpu`` or ``cuda``.
     """

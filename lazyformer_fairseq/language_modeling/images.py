@@ -296,7 +296,7 @@ def _apart(colours: np.ndarray) -> np.ndarray:
 
 
 def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dictionary:
-    """Return the dictionary of the configured palette or, by default, of a palette found for the training images."""
+    """Return the dictionary of the configured palette; by default, of a palette computed from the training images."""
     if how.palette is not None:
         dictionary = load_dictionary(how.palette / "dict.txt")
         palette_of(dictionary)  # raises an error if the symbols are not colors

@@ -134,8 +134,8 @@ class Characters:
         if size != total:
             train, valid, test = CHARACTERS.values()
             raise UserError(
-                f"{self.file} has {size:,} bytes, but {name} has {total:,}: the splits need {train:,}, {valid:,} and "
-                f"{test:,}; unpack or download it again"
+                f"{self.file} has {size:,} bytes, but {name} should have {total:,} (train {train:,}, valid {valid:,}, "
+                f"test {test:,}); unpack or download the file again"
             )
 
     def size(self, split: str) -> int:

@@ -86,7 +86,7 @@ _WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's cutoffs for 267
 
 @dataclass(frozen=True)
 class CausalArchitecture(Architecture):
-    """A row for a causal language model. The defaults are taken from Transformer-XL's base model in PAR's Table 5.
+    """A row for a causal language model. The defaults are those of Transformer-XL's base model (PAR, Table 5).
 
     Attributes:
         parameters_in_millions: The parameter count reported in the paper for 267,735 words (Table 6). Our model's count
@@ -228,8 +228,8 @@ _NAMED = {
     ),
     # The paper reports 110M parameters with a vocabulary of 30,527 tokens.
     "mpnet_base": _BIASED("(sf)x12", "MPNet, section 3.1", task="masked_permuted_lm"),
-    # bert_base_absolute, distilbert_base and par_bert_base are the rows of PAR's Table 4. We counted their parameters;
-    # with 30,522 tokens, the counts match the published models.
+    # bert_base_absolute, distilbert_base and par_bert_base are the rows of Table 4 of the PAR paper. We counted their
+    # parameters; with 30,522 tokens, the counts match the published models.
     "bert_base_absolute": EncoderArchitecture("(sf)x12", "PAR, Table 4", parameters_in_millions=111.2),
     "distilbert_base": EncoderArchitecture("(sf)x6", "PAR, Table 4", parameters_in_millions=68.7),
     "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", "PAR, Table 4", parameters_in_millions=127.8),

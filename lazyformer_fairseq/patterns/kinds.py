@@ -280,7 +280,7 @@ for _kind in (
     Kind(
         letter="c",
         name="convolution",
-        help="a gated linear unit, a filter over neighboring tokens, and a linear map",
+        help="a gated linear unit, a filter over neighboring tokens, and a linear layer",
         source="Wu et al., 2019, section 3",
         modules=_modules("convolution:Convolution"),
         settings=(
@@ -312,14 +312,14 @@ for _kind in (
     Kind(
         letter="f",
         name="feed-forward",
-        help="two linear maps with an activation in between; with a gate, a third map runs parallel to the first",
+        help="two linear layers with an activation in between; with a gate, a third layer runs parallel to the first",
         source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020; experts: GShard, 2020, section 2.2",
         modules=_modules("feed_forward:FeedForward"),
         settings=(
             Setting(
                 "gate",
                 "",
-                "activation of the gate, which multiplies the output of a second linear map; both have the full "
+                "activation of the gate, which multiplies the output of a second linear layer; both have the full "
                 "feed-forward width",
                 choices=("gelu", "silu", "relu"),
             ),
@@ -371,7 +371,7 @@ class Sizes:
         num_heads: N, the number of attention heads.
         norm: The type of all norms, LAYER or RMS.
         norm_bias: Whether LayerNorms have a bias.
-        linear_bias: Whether the linear maps of the sublayers and the masked-LM head have biases.
+        linear_bias: Whether the linear layers of the sublayers and the masked-LM head have biases.
     """
 
     direction: ClassVar[str]

@@ -51,8 +51,8 @@ def parse_json(text: str) -> Any:
     """Parse JSON subject to this module's limits.
 
     Raises:
-        ValueError: the text is not JSON, has a duplicate key, or exceeds a limit.
-        RecursionError: the text is nested very deeply.
+        ValueError: the text is not JSON, has a duplicate key, or exceeds a limit, including the nesting limit.
+        RecursionError: the text is nested too deeply for Python's JSON parser.
     """
     content = json.loads(text, object_pairs_hook=_without_doubles)
     _refuse_beyond_limits(content)

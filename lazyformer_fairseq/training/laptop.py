@@ -37,8 +37,7 @@ LAPTOP: Mapping[str, Any] = {
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_TOKENS = 512
 LAPTOP_HELP = (
-    "laptop: Muon, short blocks first, and weights initialized from counts of tokens and their neighbors "
-    "(intended for one core)"
+    "laptop: Muon, shorter blocks first, weights initialized from token and neighbor counts (intended for one core)"
 )
 
 

@@ -11,7 +11,7 @@ usage: scripts/examples/babylm.sh TEXT BLIMP GLUE OUT [options of `lazyformer co
 Prepares the text, pre-trains every model for two hours on one thread, evaluates all models on BLiMP's minimal pairs and
 on BabyLM's fine-tuning tasks, and writes a table to OUT/table.md. You can stop it at any time and run it again to resume.
 
-TEXT   folder with BabyLM's text files, at most ten million words
+TEXT   folder with text files of the BabyLM corpus, at most ten million words
 BLIMP  folder with BLiMP's files, https://github.com/alexwarstadt/blimp
 GLUE   folder with the fine-tuning files, https://github.com/babylm/evaluation-pipeline-2025
 OUT    output folder

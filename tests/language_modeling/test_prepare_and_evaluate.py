@@ -151,7 +151,7 @@ def test_characters_of_text8(tmp_path, monkeypatch, block):
 def test_a_file_that_the_splits_do_not_fit_or_of_other_characters_is_refused(tmp_path):
     for size in (0, 99, 101):
         (tmp_path / "enwik8").write_bytes(b"x" * size)
-        with pytest.raises(UserError, match=f"has {size} bytes, but enwik8 has 100: the splits need 60, 20 and 20"):
+        with pytest.raises(UserError, match=f"has {size} bytes, but enwik8 should have 100 .train 60, valid 20, test"):
             prepare("enwik8", tmp_path, tmp_path / "data")
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
     with pytest.raises(UserError, match="contains the byte 68, but text8 has only a to z and spaces"):

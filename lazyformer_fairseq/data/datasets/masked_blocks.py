@@ -66,7 +66,9 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         UserError: `tokens_per_sample` is below 3.
     """
     if tokens_per_sample < 3:
-        raise UserError(f"tokens_per_sample is {tokens_per_sample}, but must be at least 3 for <s>, a token and </s>")
+        raise UserError(
+            f"--tokens-per-sample {tokens_per_sample}: must be at least 3, because a block contains <s>, text and </s>"
+        )
     found = [np.empty((5, 0), np.int32)]
     start = 0
     count = ITEMS_AT_ONCE
@@ -162,8 +164,9 @@ class Masking:
         wrong = [rate for rate in rates if not 0 < rate <= 1]
         if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
-                f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], and leave_unmasked_prob "
-                f"{self.keep} and random_token_prob {self.random} must be nonnegative with a sum of at most 1"
+                f"--mask-prob {(wrong or [self.probability])[0]} must be above 0 and at most 1, and "
+                f"--leave-unmasked-prob {self.keep} and --random-token-prob {self.random} must be at least 0 and add "
+                "up to at most 1"
             )
 
     @cached_property
@@ -190,8 +193,9 @@ class Masking:
 
         The number of masked tokens is `probability` times the number of maskable ones, rounded stochastically so that
         the expected rate is exact. With whole-word masking, the last sampled word is included at random for the same
-        reason. At least one token or word is masked if any can be. If the masking rate changes over the run, the larger
-        of its first and last values is used.
+        reason. At least one token or word is masked if any can be. If the masking rate changes over the run, the block
+        is masked at the larger of the first and last rates; :func:`apply_masking_rate` later reduces the masks to the
+        current rate.
 
         Args:
             tokens: ids (T,).

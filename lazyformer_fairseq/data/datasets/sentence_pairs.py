@@ -224,8 +224,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
         self.room = self.tokens_per_sample - 2 - self.separators  # maximum number of text tokens per pair
         if self.room < 2:
             raise UserError(
-                f"tokens_per_sample is {self.tokens_per_sample}, but a pair consists of <s>, two texts and "
-                f"{self.separators + 1} </s>, so it needs at least {self.separators + 4} tokens"
+                f"--tokens-per-sample {self.tokens_per_sample}: must be at least {self.separators + 4}, because a pair "
+                f"consists of <s>, two texts and {self.separators + 1} </s> tokens"
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:

@@ -40,8 +40,8 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
     r"""Compare models with fairseq's roberta_base, Hugging Face's BertModel and our bert_base on its fastest back end.
 
     For each length, precision and workload, all models run once per round, in random order. The command prints tables,
-    and writes results.md, results.json and plots in the style of LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops the
-    benchmark and keeps the results so far. docs/performance.md explains the columns.
+    and writes results.md, results.json and plots in the style of Figure 3 of the LazyFormer paper to OUTPUT. Ctrl-C
+    stops the benchmark and keeps the results so far. docs/performance.md explains the columns.
 
     \b
     lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --budget 30min

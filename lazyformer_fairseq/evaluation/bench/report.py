@@ -139,7 +139,7 @@ def draw_all(results: Mapping[str, Any], folder: Path) -> None:
 
 
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw the speed-up against n, as in LazyFormer's Figure 3.
+    """Draw the speed-up against n, as in Figure 3 of the LazyFormer paper.
 
     There is one panel per baseline, with one line per model, back end and bias. Bars show the quartiles of the
     per-round ratios; thin lines without markers show the speed-up expected from FLOPs alone.

@@ -6,8 +6,8 @@ in the forward pass. Because searches and tables need the counts of thousands of
 once per combination of settings and sizes, and a pattern's count is the sum over its sublayers.
 
 FLOPs are twice the number of multiply-adds in matmuls. Elementwise operations (softmax, LayerNorm, activations,
-embeddings, biases) are not counted, as in PAR's Table 6. For attention, only the keys visible to each query are
-counted; see :mod:`lazyformer_fairseq.modules.attention.counted`.
+embeddings, biases) are not counted, as in Table 6 of the PAR paper. For attention, only the keys visible to each query
+are counted; see :mod:`lazyformer_fairseq.modules.attention.counted`.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
 
 
 def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the number of parameters in the sublayers' linear maps, which are the parameters that Muon updates."""
+    """Return the number of parameters in the sublayers' linear layers, which are the parameters that Muon updates."""
     sublayers = _plan(pattern, sizes.direction, kinds())
     return sum(_sublayer_parameters(planned, sizes).matrices for planned in sublayers)
 
@@ -286,7 +286,7 @@ class _Parameters:
     Attributes:
         own: the number of parameters that are not shared with other sublayers.
         shared: the counts of shared parameters by name, such as Linformer's single projection for all layers.
-        matrices: the number of unshared parameters in linear maps.
+        matrices: the number of unshared parameters in linear layers.
         experts: the number of unshared parameters in experts.
     """
 

@@ -1,6 +1,6 @@
 """Plans runs for ``lazyformer plan``: whether a run fits on its GPUs, the batch size per GPU, and the training time."""
 
-# Training speed per GPU in TFLOP/s, from LazyFormer's Table 2: the paper's BERT takes 45 seconds for 100 updates on
+# Training speed per GPU in TFLOP/s, from Table 2 of the LazyFormer paper: its BERT takes 45 seconds for 100 updates on
 # eight V100s in half precision. The FLOPs per update are our bert_base's. The result is 17% of a V100's peak.
 PAPER_TERAFLOPS = 21.4
 

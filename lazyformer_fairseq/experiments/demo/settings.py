@@ -26,7 +26,9 @@ class DemoSettings:
         shown="the English prose that ships with Python",
     )
     updates: int = option(5000, "Number of pre-training updates.", low=6)
-    recipe: str = option("laptop", f"Training recipe. {LAPTOP_HELP}.", choices=("laptop", "adam"))
+    recipe: str = option(
+        "laptop", f"Training recipe. {LAPTOP_HELP}; adam: Adam with linear decay.", choices=("laptop", "adam")
+    )
     vocab_size: int = 4000
     valid_share: float = 0.2
     tokens_per_sample: int = 32

@@ -206,8 +206,8 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
     Args:
         pattern: the pattern.
         sizes: the model's sizes, including its direction.
-        time: the sequence length for counting FLOPs, T; the head predicts every token.
-        memory: the number of positions in a causal model's memory, M.
+        time: T, the sequence length at which FLOPs are counted. The head is assumed to predict every token.
+        memory: M, the number of positions in a causal model's memory.
 
     Raises:
         UserError: the pattern cannot be parsed, or is invalid for this direction.

@@ -278,9 +278,13 @@ def run_step(step: Step, out: Path) -> float:
     if ended.signals:
         raise KeyboardInterrupt
     if ended.code:
-        raise UserError(f"step {step.name} failed with exit code {ended.code}; see its output for the reason")
+        raise UserError(
+            f"step {step.name} failed with exit code {ended.code}; see its log messages above for the reason"
+        )
     if not step.output.exists():
-        raise UserError(f"step {step.name} ended, but {step.output} does not exist; see its output for the reason")
+        raise UserError(
+            f"step {step.name} finished without creating {step.output}; see its log messages above for the reason"
+        )
     seconds = time.monotonic() - began
     record = {
         "command": shlex.join(step.command),

@@ -80,8 +80,8 @@ class Models(Protocol):
 
     Attributes:
         dictionary: the models' dictionary.
-        latency_tokens: the sequence length for latency measurements, T.
-        latency_memory: the number of tokens in the memory, M; 0 for encoders.
+        latency_tokens: T, the sequence length at which latencies are measured.
+        latency_memory: M, the number of tokens in the memory; 0 for encoders.
     """
 
     dictionary: Any
@@ -160,7 +160,8 @@ def measure_models(
 def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
     """Return a function that runs a forward pass for timing.
 
-    An encoder computes all tokens, and its head predicts one of them. A language model has a full memory.
+    An encoder computes the outputs of all tokens, and its head predicts one of them. A language model has a full
+    memory.
     """
     model.eval()
     symbols = max(len(models.dictionary), 5)

@@ -95,13 +95,13 @@ class Architecture(nn.Module):
     """The parameters that weight each layer's candidates; all weights start out equal (PAR Transformer, section 2.2).
 
     Args:
-        layers: the number of layers, L.
+        layers: L, the number of layers.
         candidates: the names of the K candidates.
 
     Attributes:
-        logits: the parameter, (L, K).
-        allowed: whether a layer has a candidate, (L, K). In the first layer, it is False for candidates that read from
-            another sublayer, because nothing lies below; their weight is exactly 0.
+        logits: the parameter (L, K).
+        allowed: a mask (L, K) that is True where a layer has a candidate. In the first layer, it is False for
+            candidates that read from another sublayer, because nothing lies below; their weight is exactly 0.
         temperature: the Gumbel-softmax temperature, which the search lowers over time.
     """
 

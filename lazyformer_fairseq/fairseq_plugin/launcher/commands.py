@@ -89,7 +89,7 @@ class Pretraining(Launch):
 @click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
 @with_options_from(Pretraining, "run")
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
-    r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA in the setting of LazyFormer's Table 5.
+    r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA as in the LazyFormer paper (Table 5).
 
     \b
     The options that most runs need, with their defaults; docs/options.md lists the others:
@@ -140,8 +140,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     PAR Transformer paper: segments and memory of 192 tokens, 256 rows per update and 40,000 updates (which the paper
     states for the base models). *_large uses 384 tokens, 128 rows and 100,000 updates. *_24b uses 512 tokens and 96
     rows, which keeps all updates at 49,152 tokens (our choice; the paper does not say). longformer_small uses 32 rows
-    of 2,048 tokens without memory, as in the first phase of Longformer's Table 12, and sparse_transformer_base uses 4
-    rows of 12,288 tokens, the Sparse Transformer's context. Dropout is set by the arch (0.1 for the base models).
+    of 2,048 tokens without memory, as in the first phase of the Longformer paper (Table 12), and
+    sparse_transformer_base uses 4 rows of 12,288 tokens, the Sparse Transformer's context. Dropout is set by the arch
+    (0.1 for the base models).
 
     \b
     --recipe nvidia: the default for the paper's models, from the code linked in its footnote: LAMB without bias
@@ -151,10 +152,10 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         2.5e-4, cosine decay to zero, clipping at 0.25
     --recipe igpt: the default for igpt_s, igpt_m and igpt_l: Image GPT's Adam, 9,609 updates of warm-up to 3e-3
         (igpt_l: 1e-3, our choice), cosine decay to zero
-    --recipe longformer: for longformer_small, all five phases of Longformer's Table 12, in DIR/phase1 to DIR/phase5,
-        each initialized from the weights of the previous one. From phase to phase, windows and segments double (2,048
-        to 23,040 tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and --sublayer-pattern
-        apply to the first phase
+    --recipe longformer: for longformer_small, all five phases of the Longformer paper (Table 12), in DIR/phase1 to
+        DIR/phase5, each initialized from the weights of the previous one. From phase to phase, windows and segments
+        double (2,048 to 23,040 tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and
+        --sublayer-pattern apply to the first phase
     --recipe longformer-phase: the optimizer for a single phase of Longformer
 
     Rows are streams through the text, each with its own memory; the options call them sequences. On fewer GPUs, an

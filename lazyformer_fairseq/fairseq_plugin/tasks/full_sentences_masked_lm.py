@@ -37,7 +37,8 @@ class FullSentencesMaskedLMConfig(to_fairseq_dataclass(MaskedTextOptions, "Maske
     data: str = option(MISSING, "folder written by lazyformer corpus, or binarized folders a:b:c, one per epoch")
     checkpoint_words: Optional[str] = option(
         None,
-        "word counts, such as 1M,2M,5M, at which the model is also saved permanently, without the optimizer state",
+        "save an additional checkpoint, which is never deleted and has no optimizer state, after training on each of "
+        "these numbers of words, such as 1M,2M,5M",
     )
     word_budget: Optional[str] = option(
         None,

@@ -122,7 +122,7 @@ def describe_in_words(row: TaskDescription) -> str:
     where = f"texts in column {' and '.join(texts)}, labels in {label}"
     if row.tags_words:
         where = "words in the first column, tags in the last"
-    return f"{what}; {row.selecting_metric} selects epoch and learning rate; {where}"
+    return f"{what}; {row.selecting_metric} selects the epoch and the learning rate; {where}"
 
 
 # --- from a folder to the row -----------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
 
 
 def metrics_of(label_type: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
-    """Return the metric names; the first metric selects epoch and learning rate."""
+    """Return the metric names; the first metric selects the epoch and the learning rate."""
     measured = settings.METRICS[label_type]
     known = measured
     if len(labels) == 2 and label_type == settings.CLASSES:

@@ -75,7 +75,10 @@ class Glue(PublishedTasks):
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline and LazyFormer's Table 1; add PAR's Table 4 if it covers all of the grid's tasks."""
+        """Return the rows of the baseline and of the LazyFormer paper (Table 1).
+
+        The rows of the PAR paper (Table 4) are added if they cover all of the grid's tasks.
+        """
         rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
             rows += paper_numbers.PAR_ROWS

@@ -154,7 +154,7 @@ class Squad(Benchmark):
         return baseline_of(run.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the table rows of the baseline and of the models in PAR's Table 4."""
+        """Return the table rows of the baseline and of the models in Table 4 of the PAR paper."""
         papers = [TableRow(f"{name} (paper)", None, {"F1": f1}) for name, f1 in PAPER_F1.items()]
         return [*super().other_rows(results), *papers]
 

@@ -44,7 +44,7 @@ class CausalDecoder(Stack):
         cutoffs: the first id of every embedding band except the first; empty for a single band.
         div_val: the factor by which the embedding width shrinks from band to band.
         activation: the activation function of the feed-forward sublayers.
-        scaled_init: whether :func:`init_transformer_xl_weights` initializes the last linear map of each sublayer with
+        scaled_init: whether :func:`init_transformer_xl_weights` initializes the last linear layer of each sublayer with
             smaller weights.
         options: further arguments of :class:`Stack`.
 
@@ -217,10 +217,10 @@ class CausalDecoder(Stack):
         return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
 
     def last_maps(self) -> list[nn.Linear]:
-        """Return each sublayer's last linear map, the one that writes to the residual stream.
+        """Return each sublayer's last linear layer, the one that writes to the residual stream.
 
         Raises:
-            UserError: If a sublayer's class does not define its last map.
+            UserError: If a sublayer's class does not define its last linear layer.
         """
         inners = [getattr(sublayer, "inner", None) for sublayer in self.sublayers]
         return [inner.last_map() for inner in inners if inner is not None]
@@ -255,10 +255,10 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
 
     | parameters | initial values |
     |---|---|
-    | weights of linear maps, embeddings, the softmax's band vectors, `content_bias` and `position_bias` | N(0, std) |
+    | weights of linear layers, embeddings, the softmax's band vectors, `content_bias` and `position_bias` | N(0, std) |
     | projections of bands | N(0, 0.01) |
-    | biases of linear maps, words and bands; word vectors of an untied softmax | 0 |
-    | last linear maps of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
+    | biases of linear layers, words and bands; word vectors of an untied softmax | 0 |
+    | last linear layers of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
     | LayerNorm | weight 1, bias 0 (torch's default; Transformer-XL draws the weight from N(1, std)) |
     | projections for global tokens | copies of the regular projections |
 

@@ -1,9 +1,10 @@
 """Documents packed into one row without padding, where each token sees only its own document.
 
 Packing is used for blocks with several documents that should not see each other (Krell et al., 2021, 2107.02027), and
-to avoid computing padding in batches of texts. Tokenwise sublayers and projections process all tokens in one row (1, S,
-C). Sublayers that mix tokens process the documents in groups of similar length, where each document is padded to the
-length of the longest one in its group. No back end therefore computes attention between different documents.
+to avoid computing outputs for padding in batches of texts. Tokenwise sublayers and projections process all tokens in
+one row (1, S, C). Sublayers that mix tokens process the documents in groups of similar length, where each document is
+padded to the length of the longest one in its group. No back end therefore computes attention between different
+documents.
 """
 
 import math

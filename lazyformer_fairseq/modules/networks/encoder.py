@@ -557,8 +557,8 @@ def init_bert_weights(module: nn.Module) -> None:
 
     | parameters | initial values |
     |---|---|
-    | weights of linear maps and embeddings | N(0, 0.02) |
-    | biases of linear maps, the padding symbol's embedding, the relative bias's table | 0 |
+    | weights of linear layers and embeddings | N(0, 0.02) |
+    | biases of linear layers, the padding symbol's embedding, the relative bias's table | 0 |
     | LayerNorm | weight 1, bias 0 (torch's default) |
     | projections for global tokens | copies of the regular projections |
     """
@@ -593,7 +593,7 @@ def apply_optional_init(encoder: Encoder, local_heads: bool, zero_last_maps: boo
 
     Raises:
         UserError: If the encoder has no relative bias, if it has too few buckets for each of these distances to have a
-            separate one, or if a sublayer's class does not define its last map.
+            separate one, or if a sublayer's class does not define its last linear layer.
     """
     if local_heads:
         bias = encoder.relative_position_bias

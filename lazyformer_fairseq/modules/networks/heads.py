@@ -79,7 +79,7 @@ class ClassificationHead(nn.Module):
     Args:
         embed_dim: C.
         num_classes: the number of outputs; 1 for regression.
-        dropout: the dropout rate before each of the two linear maps.
+        dropout: the dropout rate before each of the two linear layers.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -95,7 +95,7 @@ class ClassificationHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """A classification head with a single linear map on the first token.
+    """A classification head with a single linear layer on the first token.
 
     The first code release by LazyFormer's authors uses this head (github.com/guolinke/TUPE, commit 4442138). It takes
     the same arguments as :class:`ClassificationHead`.
@@ -112,15 +112,15 @@ class LinearHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """A token classification head with a single linear map (Devlin et al., 2019, section 5.3).
+    """A token classification head with a single linear layer (Devlin et al., 2019, section 5.3).
 
     Args:
         embed_dim: C.
         num_classes: the number of outputs per token.
-        dropout: the dropout rate before the linear map.
+        dropout: the dropout rate before the linear layer.
 
     Attributes:
-        MAP: the name of the linear map, which identifies the type of a per-token head in checkpoints.
+        MAP: the name of the linear layer, which identifies the type of a per-token head in checkpoints.
     """
 
     MAP: ClassVar[str] = "token_proj"
@@ -132,7 +132,7 @@ class TokenHead(nn.Module):
 
     @property
     def out_proj(self) -> nn.Linear:
-        """The linear map."""
+        """The linear layer."""
         return getattr(self, self.MAP)
 
     def forward(self, features_BTC: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import LENGTH, PROPORTION, option
 
-STACKED = {"Wqkv": 3, "Wi": 2}  # ModernBERT's fused linear maps, with the number of maps that each combines
+STACKED = {"Wqkv": 3, "Wi": 2}  # ModernBERT's fused linear layers, with the number of layers that each combines
 # fairseq's ids of <s> and </s>. With the published ids, transformers warns if the vocabulary is too small for them.
 SPECIAL_TOKEN_IDS = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 

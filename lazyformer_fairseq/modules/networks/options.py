@@ -73,7 +73,7 @@ class MaskedLMOptions:
     )
     no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
     no_linear_bias: bool = option(
-        False, "omit the biases of the sublayers' linear maps and of the masked-LM head's dense layer"
+        False, "omit the biases of the sublayers' linear layers and of the masked-LM head's dense layer"
     )
     embedding_norm: bool = option(
         False, "normalize the embeddings instead of the first sublayer's input; requires pre-norm"
@@ -86,7 +86,7 @@ class MaskedLMOptions:
     local_heads: bool = option(
         False, "initialize T5's relative position bias so that each of four heads favors one neighboring position"
     )
-    zero_last_maps: bool = option(False, "initialize the last linear map of each sublayer to zero (arXiv 1901.09321)")
+    zero_last_maps: bool = option(False, "initialize the last linear layer of each sublayer to zero (arXiv 1901.09321)")
     frequency_bias: bool = option(False, "initialize the bias of the masked-LM head to the log frequencies of tokens")
     neighbour_embeddings: bool = option(False, "initialize word embeddings from counts of neighboring tokens")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
@@ -158,7 +158,7 @@ class CausalLMOptions:
         choices=tuple(NORMS),
     )
     no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
-    no_linear_bias: bool = option(False, "omit the biases of the sublayers' linear maps; attention never has any")
+    no_linear_bias: bool = option(False, "omit the biases of the sublayers' linear layers; attention never has any")
     dropout: float = option(
         _DECODER.dropout,
         "dropout on embeddings, distance encodings, sublayer outputs and features",
@@ -205,8 +205,8 @@ class CausalLMOptions:
     init_std: float = option(0.02, "standard deviation of the initial weights", bounds=AMOUNT)
     scaled_init: bool = option(
         False,
-        "divide the initial weights of each sublayer's last linear map by the square root of the number of sublayers, "
-        "as in GPT-2",
+        "divide the initial weights of each sublayer's last linear layer by the square root of the number of "
+        "sublayers, as in GPT-2",
     )
     experts_loss: float = option(
         0.01,

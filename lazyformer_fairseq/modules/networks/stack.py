@@ -54,7 +54,7 @@ class Stack(nn.Module):
         layer_norm_eps: the epsilon that each norm adds to the variance.
         norm: the type of all norms, LAYER or RMS.
         norm_bias: whether LayerNorms have a bias.
-        linear_bias: whether the sublayers' linear maps have biases.
+        linear_bias: whether the sublayers' linear layers have biases.
         reversible: whether the sublayers, which must be pre-norm, alternately update two streams. The backward pass
             recomputes activations from the final streams; see
             :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.

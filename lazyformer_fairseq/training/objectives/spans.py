@@ -22,13 +22,13 @@ from lazyformer_fairseq.training.objectives.interface import Batch, Log, Scalar,
 class SpansObjective(HeadObjective):
     """Objective for predicting the start and end of an answer in a window (Devlin et al., 2019, section 4.2).
 
-    The loss is the mean of the start's and the end's cross-entropy. As in BERT's run_squad.py, the softmax is over all
+    The loss is the mean of the start and end cross-entropies. As in BERT's run_squad.py, the softmax is over all
     tokens, including the question. Only padding is excluded, because here the amount of padding depends on the other
     windows in the batch.
 
     Attributes:
         read: a function that returns a split's questions and windows.
-        tokenizer_folder: the tokenizer that was used to build the windows.
+        tokenizer_folder: folder of the tokenizer that the windows were built with.
         task_settings: additional task settings to store in checkpoints, such as the data and the window size.
         longest_answer: the maximum number of tokens in a predicted answer.
         head_name: the head's name.

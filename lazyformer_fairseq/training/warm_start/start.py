@@ -138,8 +138,8 @@ def start_from(
         seed: the seed for newly initialized weights.
 
     Raises:
-        UserError: the pattern cannot be built, the new model has fewer positions or narrower feed-forwards, or a new
-            sublayer can neither use old weights nor be added without changing the model's output.
+        UserError: the pattern cannot be built, the new model has fewer positions or narrower feed-forward sublayers, or
+            a new sublayer can neither use old weights nor be added without changing the model's output.
     """
     before = asdict(old.cfg)
     cfg = replace(old.cfg, **changes)
@@ -197,8 +197,8 @@ def start_from(
 def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
     """Return a new sublayer's weights.
 
-    A sublayer without an old one to start from is randomly initialized, except that its last linear map is set to zero.
-    It therefore adds nothing to the residual stream until it is trained.
+    A sublayer without an old one to start from is initialized randomly, but its last linear layer is set to zero. It
+    therefore adds nothing to the residual stream until it is trained.
     """
     if planned.kind.is_identity:
         return Taken({})

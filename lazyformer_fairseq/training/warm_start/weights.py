@@ -1,4 +1,4 @@
-"""Initialization of a new sublayer from an old one: projections, wider feed-forwards, added or removed LayerNorms.
+"""Initialization of a new sublayer from an old one: projections, wider hidden layers, added or removed LayerNorms.
 
 Weight names are relative to the model's prefix ``sublayers.I.``, such as ``layer_norm.weight`` or ``inner.fc1.weight``.
 """
@@ -158,11 +158,11 @@ def _parts(planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
 
 
 def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Optional[Tensor]:
-    """Return a view of one part of a linear map, or None if the weights do not contain it.
+    """Return a view of one part of a linear layer, or None if the weights do not contain it.
 
     Args:
         weights: the sublayer's weights.
-        place: the linear map's name, the part's index, and the number of parts.
+        place: the linear layer's name, the part's index, and the number of parts.
         parameter: ``weight`` or ``bias``.
     """
     linear, number, parts = place
@@ -245,9 +245,9 @@ def carry_norms(
     A post-norm sublayer that adds nothing to the residual still normalizes its input, which the LayerNorm below has
     already normalized. This input is g n + b, where n has mean 0 and variance 1. Its mean over channels is about
     mean(b), and its variance is about mean(g^2) + var(b). The second LayerNorm is therefore approximately a per-channel
-    linear map. When a sublayer is removed, this map is merged into the LayerNorm below. The LayerNorm of an added
-    sublayer is set so that it changes nothing. Pre-norm models do not need this, because their LayerNorms are inside
-    the sublayers.
+    linear function. When a sublayer is removed, this function is merged into the LayerNorm below. The LayerNorm of an
+    added sublayer is set so that it changes nothing. Pre-norm models do not need this, because their LayerNorms are
+    inside the sublayers.
 
     Args:
         old: the old model's weights.

@@ -220,7 +220,7 @@ def test_what_makes_no_blocks_is_a_user_error():
             dataset_of(items, 8, name="corpus")
     with pytest.raises(UserError, match="corpus: the first sentence does not end in </s>"):
         FullSentencesDataset([torch.tensor([5, 6])], np.array([2]), 8, BOS, EOS, MASKING, name="corpus")
-    with pytest.raises(UserError, match="tokens_per_sample is 2"):
+    with pytest.raises(UserError, match="--tokens-per-sample 2: must be at least 3"):
         pack_full_sentences(np.array([3]), 2)
     for shares in ({"probability": 0}, {"probability": 1.5}, {"last": 0}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
         with pytest.raises(UserError, match="mask_prob"):

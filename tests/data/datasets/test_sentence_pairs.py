@@ -177,7 +177,7 @@ def test_batches_say_what_follows_and_of_which_text_a_token_is(separators):
     [
         ([[[5, 6], [7]]], 24, "contains 3 items, all from one document; --next-sentence"),
         ([[], []], 24, "contains no sentences; --next-sentence"),
-        ([[[5, 6]], [[7]]], 5, "tokens_per_sample is 5, but a pair .* at least 6"),
+        ([[[5, 6]], [[7]]], 5, "--tokens-per-sample 5: must be at least 6, because a pair"),
     ],
 )
 def test_what_makes_no_pairs_is_a_user_error(documents, length, words):

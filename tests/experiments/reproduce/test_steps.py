@@ -232,13 +232,13 @@ def test_what_is_done_is_not_done_again_unless_it_was_removed():
 def test_a_step_that_fails_is_named_and_tried_again():
     first, second, third = step("a", "fails once"), step("b", needs=("a",)), step("c")
     failed, left_out = run(first, second, third)
-    assert failed == "step a failed with exit code 1; see its output for the reason"
+    assert failed == "step a failed with exit code 1; see its log messages above for the reason"
     assert left_out == "step b was skipped because it depends on a"
     assert [bool(each.record(Path("out"))) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
     assert Path("out/b/result").exists() and len(calls()) == 4
     [failed] = run(step("d", "makes nothing"))
-    assert failed == "step d ended, but out/d/result does not exist; see its output for the reason"
+    assert failed == "step d finished without creating out/d/result; see its log messages above for the reason"
 
 
 def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_says_so():

@@ -77,7 +77,7 @@ def moods(tmp_path_factory) -> Path:
         write(folder / "moods" / f"{name}.tsv", ("text", "label"), *rows)
     options = "--lrs 1e-2 --seeds 1 --epochs 12 --batch-size 8 --gpus none --workers 1".split()
     said = invoke("finetune", f"m={START}", "--data", folder / "moods", "--output", folder / "out", *options)
-    assert "moods: 3 classes (calm, glad, sad); accuracy selects epoch and learning rate" in said
+    assert "moods: 3 classes (calm, glad, sad); accuracy selects the epoch and the learning rate" in said
     assert "macro_f1" in said and f"to use the model: lazyformer predict {folder / 'out'} texts.tsv" in said
     assert (folder / "out" / "report" / "moods.md").is_file()
     return folder

@@ -52,7 +52,7 @@ def trained(tmp_path_factory) -> Path:
 
 def test_lists_are_learnt_and_come_back_from_predict_and_exports(trained, tmp_path):
     said = (trained / "said").read_text()
-    assert "words: lists of 3 labels (calm, glad, sad); micro_f1 selects epoch and learning rate" in said
+    assert "words: lists of 3 labels (calm, glad, sad); micro_f1 selects the epoch and the learning rate" in said
     (result,) = (trained / "out").rglob("result.json")
     marks = json.loads(result.read_text())["metrics"]["dev"]
     assert marks == {"micro_f1": 1, "macro_f1": 1}, "it learns nothing that could be tested"

@@ -189,7 +189,7 @@ def names(tmp_path_factory) -> Path:
     write(folder / "names" / "train.conll", [("-DOCSTART-", "-X-", "O")], *sentences(64, seed=1))
     write(folder / "names" / "valid.conll", *sentences(12, seed=2))
     said = fine_tuned(folder, "--epochs", "6")
-    assert "names: 4 tags (B-LOC, B-PER, I-LOC, O); entity_f1 selects epoch and learning rate; words in" in said
+    assert "names: 4 tags (B-LOC, B-PER, I-LOC, O); entity_f1 selects the epoch and the learning rate; words in" in said
     assert f"to use the model: lazyformer predict {folder / 'out'} texts.conll" in said
     assert "most frequent tag of each word" in said
     return folder

@@ -343,7 +343,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--tokens-per-sample 2", "--tokens-per-sample 2: must be at least 3"),
         ("--tokens-per-sample 64 --max-positions 32", "examples have more than 32 tokens; the longest has 64"),
         ("--max-tokens 20", "examples have more than 20 tokens"),  # else it would train on what is left
-        ("--mask-prob 0", "mask_prob 0"),
+        ("--mask-prob 0", "--mask-prob 0.0 must be above 0"),
         ("--relative-position-buckets 7", "7 buckets"),
         ("--adam-betas 5", "--adam-betas"),
         ("--arch lazyformer_m2x6s", "--arch lazyformer_m2x6s: unknown name; did you mean lazyformer_m2x6_s,"),

@@ -223,7 +223,7 @@ def test_what_makes_no_blocks_is_a_user_error():
     with pytest.raises(UserError, match="--tokens-per-sample 2: must be at least 3"):
         pack_full_sentences(np.array([3]), 2)
     for shares in ({"probability": 0}, {"probability": 1.5}, {"last": 0}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
-        with pytest.raises(UserError, match="mask_prob"):
+        with pytest.raises(UserError, match="--mask-prob .* must be above 0 and at most 1"):
             Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)
 
 

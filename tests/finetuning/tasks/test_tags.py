@@ -338,7 +338,7 @@ def test_parts_of_speech_are_measured_by_accuracy_and_cut_words_are_counted(tmp_
     for name in ("train", "dev"):
         write(tmp_path / "names" / f"{name}.conll", *tagged)
     said = fine_tuned(tmp_path, "--epochs", "1", "--max-length", "8")
-    assert "names: 4 tags, D, NN, P, V; accuracy selects" in said and "words cut at 8" in said
+    assert "names: 4 tags (D, NN, P, V); accuracy selects" in said and "words cut at 8" in said
     (cut,) = set(re.findall(r"(?m)^names .*?\.conll +16 +0 +16 +(\d+)", said))
     result = json.loads(next((tmp_path / "out").rglob("result.json")).read_text())
     assert int(cut) >= 16 and result["metrics"]["dev"]["accuracy"] <= 1 - int(cut) / 96

@@ -186,7 +186,7 @@ def test_the_recipes_options_count(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {_name: roberta}\n", "its model is roberta"),
+        ("model: {_name: roberta}\n", "the model is roberta, but must be"),
         ("model: 3\n", "cannot be read"),
         ("a: [\n", "not a valid YAML settings file"),
         ("", "found NoneType"),

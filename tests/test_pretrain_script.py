@@ -262,7 +262,7 @@ def cfg_of(text: str) -> DictConfig:
         ("task.sequences_per_update=9", "--sequences-per-update 9: an update cannot be divided among 2 processes"),
         ("dataset.max_tokens=100", "--max-tokens 100: conflicts with --sequences-per-update"),
         ("dataset.batch_size=null", "--batch-size None"),
-        ("optimization.update_freq=[3]", "--update-freq 3: --sequences-per-update 8 already determines it"),
+        ("optimization.update_freq=[3]", "--update-freq 3: already determined by --sequences-per-update 8"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused_and_settling_twice_changes_nothing(settings, message):

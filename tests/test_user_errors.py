@@ -206,7 +206,7 @@ def test_every_command_that_makes_something_is_looked_at():
 
 
 def test_a_file_does_not_take_the_place_of_a_folder(tmp_path):
-    with pytest.raises(UserError, match="this is a folder, but a file must be written here"):
+    with pytest.raises(UserError, match=" is a folder, but a file must be written there"):
         write_text(tmp_path, "text")
 
 

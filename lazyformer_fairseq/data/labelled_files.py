@@ -246,7 +246,7 @@ class TaskDescription:
             if len(self.labels) > MOST_SHOWN:
                 known += ", ..."
             if self.is_custom:
-                known += " (taken from the training file; if this label is correct, add rows with it there)"
+                known += " (taken from the training file; if this label is correct, add rows with it to that file)"
             raise UserError(f"label {word!r} is not one of {self.name}'s labels: {known}")
         return self.labels.index(word)
 
@@ -449,7 +449,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     rows = read_rows(path)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{path}: this file is empty; {task.remedy}")
+        raise UserError(f"{path} is empty; {task.remedy}")
     if layout.has_header:
         _refuse_missing_columns(task, path, layout, first.fields)
     else:

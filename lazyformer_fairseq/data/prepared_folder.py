@@ -220,8 +220,8 @@ class PreparedFolder(ABC):
                 different.append(name.replace("_", " "))
         if different:
             raise UserError(
-                f"{folder}: already prepared with different {' and '.join(different)} (see its {MANIFEST}); "
-                "remove it, use another --output, or omit --data to use it as it is"
+                f"{folder} was already prepared with different {' and '.join(different)} (see its {MANIFEST}); "
+                "remove the folder, use another --output, or omit --data to use the prepared data as it is"
             )
         return prepared
 

@@ -172,7 +172,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         raise UserError(f"{path}: {count}; correct the file, or skip these questions (--skip-mistakes):\n{lines}")
     file = SquadFile(path, paragraphs, mistakes)
     if not file.questions:
-        raise UserError(f"{path}: the file has no questions; download it again")
+        raise UserError(f"{path} has no questions; download the file again")
     return file
 
 

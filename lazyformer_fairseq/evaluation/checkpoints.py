@@ -55,7 +55,7 @@ def read_exported(path: Path) -> dict[str, Any]:
     for name, ours in (("architecture", ARCHITECTURE), ("sublayer_pattern", options.sublayer_pattern)):
         if metadata.get(name) != ours:
             raise UserError(
-                f"{path}: its {name} is {metadata.get(name)!r}, but {CONFIG_FILE} says {ours!r}; copy both files from "
+                f"{path} has the {name} {metadata.get(name)!r}, but {CONFIG_FILE} says {ours!r}; copy both files from "
                 "the same folder"
             )
     return {
@@ -90,7 +90,7 @@ def read_config(path: Path) -> MaskedLMOptions:
     """Return an exported model's type-checked options; raise a UserError if the file is not a valid config."""
     config = read_json(path, "copy the whole folder again")
     if config.get("format") != FORMAT:
-        raise UserError(f"{path}: not an exported model's config; write it with `lazyformer export`")
+        raise UserError(f"{path} is not the config of an exported model; export the model with `lazyformer export`")
     refuse_other_version(path, config, FORMAT_VERSION)
     options = config.get("model")
     if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:

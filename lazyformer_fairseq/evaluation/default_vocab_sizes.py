@@ -16,7 +16,7 @@ def arch_named(name: str) -> str:
     """Return `name` if it is a known architecture; otherwise raise a UserError that suggests similar names."""
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     if name not in known:
-        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md lists them all'}")
+        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md lists all archs'}")
     return name
 
 

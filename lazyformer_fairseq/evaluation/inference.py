@@ -223,7 +223,7 @@ class TrainedModel(nn.Module):
         for index, found in logits_of(self.model, name, self._unlabelled(inputs), max_tokens):
             logits[index] = found
         if not np.isfinite(logits).all():
-            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; retrain it")
+            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; retrain the model")
         if task.is_regression:
             low, high = task.score_range or (-np.inf, np.inf)
             scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
@@ -338,7 +338,7 @@ class TrainedModel(nn.Module):
             if len(ids) == self.model.max_positions():
                 read = f"in the first {len(ids)} tokens, the model's maximum"
             raise UserError(
-                f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur exactly once"
+                f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; <mask> must occur exactly once"
             )
 
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])

@@ -85,7 +85,7 @@ def is_causal(state: dict) -> bool:
 def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> TrainedModel:
     """Build a model like :func:`load`, from a checkpoint's content and a tokenizer."""
     if is_causal(state):
-        raise UserError(f"{checkpoint}: this is a causal language model; evaluate it with `lazyformer lm evaluate`")
+        raise UserError(f"{checkpoint} is a causal language model; evaluate it with `lazyformer lm evaluate`")
     model = build(state, tokenizer.dictionary, checkpoint, make)
     logger.info("loaded %s", checkpoint)
     return TrainedModel(model, tokenizer, tasks_of_heads(state, checkpoint))
@@ -175,7 +175,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
         raise UserError(f"{not_ours}, or a checkpoint from a later version: {error}") from error
     has_tensors = isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())
     if not has_tensors:
-        raise UserError(f"{not_ours}: its weights are not tensors")
+        raise UserError(f"{not_ours}: the weights are not tensors")
 
     try:
         # Compare shapes on the meta device first: a few bytes of settings can require more memory than is available.
@@ -198,7 +198,7 @@ def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
         name = (cfg.get(part) or {}).get("_name")
         if name is not None and known is not None and name not in known:
             raise UserError(
-                f"{path}: its {part} {name!r} is unknown; if it is your own, import the module that registers it"
+                f"{path}: its {part} {name!r} is unknown; if you wrote it, import the module that registers it"
             )
 
 

@@ -105,7 +105,7 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     given = state["cfg"].get("model")
     if loading.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
         raise UserError(
-            f"{path}: this checkpoint cannot be fine-tuned; it must contain a masked language model from this package"
+            f"{path} cannot be fine-tuned, because it does not contain a masked language model from this package"
         )
     if "dictionary_sha256" not in weights:
         raise UserError(f"{path}: not a checkpoint from this package, because it contains no hash of a dictionary")
@@ -113,10 +113,7 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
 
     remedy = "prepare the data with this checkpoint's tokenizer, in a separate folder"
     if not torch.equal(weights["dictionary_sha256"], symbols):
-        raise UserError(
-            f"{path}: this checkpoint was trained with a different dictionary than the one in {tokenizer_folder}; "
-            f"{remedy}"
-        )
+        raise UserError(f"{path} was trained with a different dictionary than the one in {tokenizer_folder}; {remedy}")
     beside = path.parent / "tokenizer" / SETTINGS_FILE  # equal dictionaries do not imply equal text settings
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(
@@ -208,8 +205,7 @@ class Grid:
         other = [name for name in before.tasks if name not in self.benchmark.tasks]
         if other:
             raise UserError(
-                f"{path}: this is a grid for {', '.join(other)}, not for {self.benchmark.name}; use a different "
-                "--output"
+                f"{path} is from a grid for {', '.join(other)}, not for {self.benchmark.name}; use a different --output"
             )
         return before
 
@@ -338,8 +334,8 @@ class Run:
             differing = differences({name: found.get(name) for name in wanted}, wanted)
             if differing:
                 raise UserError(
-                    f"{path}: this result has different settings from the grid ({differing}), and a report would mix "
-                    "the two; use a different --output"
+                    f"{path} has different settings from the grid ({differing}), and a report would mix the two; use "
+                    "a different --output"
                 )
 
     def result(self) -> Optional[results.Run]:
@@ -351,6 +347,6 @@ class Run:
         differing = self.describe_differences(result.settings)
         if differing:
             raise UserError(
-                f"{path}: this is the result of a different run ({differing}); remove it or use a different --output"
+                f"{path} is the result of a different run ({differing}); remove the file or use a different --output"
             )
         return result

@@ -155,9 +155,7 @@ def open_rows(
     rows = read_rows(path, seen)
     first = next(rows, None)
     if first is None:
-        raise UserError(
-            f"{path}: this file is empty; write a line that names the columns, followed by one text per line"
-        )
+        raise UserError(f"{path} is empty; write a line that names the columns, followed by one text per line")
     header = first.fields
     layout = task.splits.get("valid")
     trained: tuple[str, ...] = ()

@@ -109,7 +109,7 @@ class RunQueue:
         assert ended.error is not None
         message = reason(ended.error)
         if isinstance(ended.error, LostError):
-            message += f"; its log ends with: {last_line(log)}"
+            message += f"; the run's log ends with: {last_line(log)}"
         if ended.is_tried_again or not is_last:
             Progress.write(f"{run.name}: failed, and will be retried ({message})")
             return not ended.is_tried_again

@@ -353,7 +353,7 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
                 run = read_run(place / RESULT, benchmark)
                 if run.key != key:
                     raise UserError(
-                        f"{place / RESULT}: this is the result of {run.key.folder}; move it there or remove it"
+                        f"{place / RESULT} is the result of {run.key.folder}; move the file there or remove it"
                     )
                 undefined = [
                     f"{metric} of {file}"

@@ -126,7 +126,7 @@ def code_files(pattern: str) -> dict[str, str]:
         if "<locals>" in cls.__qualname__:
             raise UserError(
                 f"{row.name} ({row.letter}) cannot be exported to Hugging Face: its class {cls.__qualname__} is not at "
-                "the top level of a module; move it there, or use lazyformer export --to safetensors"
+                "the top level of a module; move the class there, or use lazyformer export --to safetensors"
             )
         if not cls.__module__.startswith(f"{PACKAGE}."):
             modules.append(_registering_module(row, cls))

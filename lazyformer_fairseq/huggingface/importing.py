@@ -71,7 +71,7 @@ def import_to(
     """
     if not path.exists():
         raise UserError(
-            f"{path}: no such file or folder; if it is a model on the Hub, download it first: "
+            f"{path}: no such file or folder; if this names a model on the Hub, download the model first: "
             f"hf download {path} --local-dir {path.name}"
         )
     if not ((path / families.CONFIG_FILE).is_file() or is_ours(path)):
@@ -497,8 +497,8 @@ class Conversion:
         for name in others:
             if not OTHER_HEADS.match(name):
                 raise UserError(
-                    f"{self.folder} has the weight {self._full[name]}, which none of our models has; without it, the "
-                    "model's outputs would differ"
+                    f"{self.folder} has the weight {self._full[name]}, which none of our models has; without this "
+                    "weight, the model's outputs would differ"
                 )
         return [self._full[name] for name in others]
 

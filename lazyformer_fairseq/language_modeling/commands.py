@@ -178,7 +178,7 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     if settings.lengths is not None:
         of_file = read_lengths(settings.lengths)
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
-        raise UserError(f"--json {settings.json}: its folder does not exist; create it first")
+        raise UserError(f"--json {settings.json}: the file's folder does not exist; create the folder first")
     from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling.prepare import read_manifest

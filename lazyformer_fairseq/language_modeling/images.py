@@ -207,8 +207,8 @@ def _picture(path: Path) -> Iterator[Image.Image]:
             size = path.stat().st_size
             if width * height > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * size)):
                 raise UserError(
-                    f"{path} decodes to {width:,} x {height:,} pixels from {size:,} bytes; make it smaller, or "
-                    "exclude it"
+                    f"{path} decodes to {width:,} x {height:,} pixels from {size:,} bytes; make the image "
+                    "smaller, or exclude it"
                 )
             if image.mode.startswith(("I", "F")):
                 raise UserError(

@@ -54,7 +54,7 @@ class WordsOfLines:
             if not path.is_file():
                 raise UserError(f"{path}: no such file; pass the folder with wiki.train.tokens and the other two files")
             if not path.stat().st_size:
-                raise UserError(f"{path}: this file is empty; download it again")
+                raise UserError(f"{path} is empty; download it again")
 
     def size(self, split: str) -> int:
         """Return the size of a split in bytes."""
@@ -93,7 +93,7 @@ class WordsOfLines:
             text = block.decode("utf-8")
         except UnicodeDecodeError as error:
             line = lines_before + block.count(b"\n", 0, error.start) + 1
-            raise UserError(f"{self.files[split]}, line {line}: not UTF-8; download it again") from error
+            raise UserError(f"{self.files[split]}, line {line}: not UTF-8; download the file again") from error
         for symbol in ("<s>", "<pad>", END_OF_LINE):
             if symbol in text and symbol in text.split():
                 line = lines_before + text.count("\n", 0, text.index(symbol)) + 1
@@ -150,7 +150,8 @@ class Characters:
             progress(len(block))
         if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
             raise UserError(
-                f"{self.file} contains the byte {min(strange)}, but text8 has only a to z and spaces; download it again"
+                f"{self.file} contains the byte {min(strange)}, but text8 has only a to z and spaces; download the "
+                "file again"
             )
         counts: Counter[str] = Counter()
         for byte, symbol in self.symbols.items():
@@ -239,7 +240,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             if symbol not in dictionary:  # </s> and <unk> are already there
                 dictionary.add_symbol(symbol, n=count)
         if len(dictionary) == dictionary.nspecial:
-            raise UserError(f"{source}: the training text has no words; download it again")
+            raise UserError(f"{source}: the training text has no words; download the files again")
         dictionary.save(folder / "dict.txt")
 
         manifest: dict[str, Any] = {

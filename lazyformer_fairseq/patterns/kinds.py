@@ -187,7 +187,7 @@ def _import_kinds(place: str, module: str) -> Optional[UserError]:
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         if is_missing:
-            remedy = "; install it, or add its parent folder to PYTHONPATH"
+            remedy = "; install the module, or add its parent folder to PYTHONPATH"
         else:
             remedy = ""
         return UserError(f"{place}: {_one_line(error)}{remedy}")

@@ -42,7 +42,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     """
     path = Path(path).absolute()
     if path.is_dir():
-        raise UserError(f"{path}: this is a folder, but a file must be written here; remove it or use another name")
+        raise UserError(f"{path} is a folder, but a file must be written there; remove the folder or use another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     if durable:
         remove_leftovers(path.parent, path.name)

@@ -117,7 +117,7 @@ def check(path: Union[str, Path]) -> None:
         OSError: the file cannot be read.
     """
     if Path(path).is_fifo():  # opening a pipe would wait for a writer
-        raise DamagedCheckpointError(f"{path}: this is a pipe, not a checkpoint")
+        raise DamagedCheckpointError(f"{path} is a pipe, not a checkpoint")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(_ARCHIVE))
@@ -155,7 +155,7 @@ def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None
             raise
         return
     if unpacked > size:
-        why = "its records are compressed and larger than the file; torch.save does not compress them"
+        why = "its records are compressed and larger than the file; torch.save does not compress records"
         raise DamagedCheckpointError(f"{path}: refused, because {why}")
 
 
@@ -274,7 +274,7 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         raise UserError(
             f"{path}: refused without running any code in it. It contains Python objects other than weights and "
             f"settings, which could run code when loaded ({found}). Do not use the file if you do not trust its "
-            "source; if it is your own, save only weights and plain settings"
+            "source; if the file is your own, save only weights and plain settings"
         ) from error
     except Exception as error:  # unpickling damaged data can raise anything, such as a KeyError with just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))

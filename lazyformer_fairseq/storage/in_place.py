@@ -48,13 +48,11 @@ def refuse_foreign(path: Union[str, Path]) -> None:
 
 def _refuse(path: Union[str, Path], found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise UserError(f"{path}: this is a link, and writing would change its target; remove the link")
+        raise UserError(f"{path} is a link, and writing would change its target; remove the link")
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: not a regular file, but a file must be written here; remove or rename it")
+        raise UserError(f"{path} is not a regular file, but a file must be written there; remove or rename it")
     if found.st_nlink > 1:
-        raise UserError(
-            f"{path}: this file has another hard link, and writing would change both; replace it with a copy"
-        )
+        raise UserError(f"{path} has another hard link, and writing would change both; replace the file with a copy")
 
 
 def tail(log: Path) -> str:

@@ -94,7 +94,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 def read_text(path: Path, remedy: str) -> str:
     """Read a UTF-8 file; raise a UserError that ends with the remedy if it cannot be read."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path}: this is a pipe or a device, not a regular file; {remedy}")
+        raise UserError(f"{path} is a pipe or a device, not a regular file; {remedy}")
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:

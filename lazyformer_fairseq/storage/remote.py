@@ -110,7 +110,7 @@ def copies() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder}: this folder does not belong to you; set TMPDIR to a folder that does")
+        raise UserError(f"{folder} does not belong to you; set TMPDIR to a folder that does")
     return folder
 
 

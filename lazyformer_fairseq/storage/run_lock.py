@@ -66,8 +66,8 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         with file:
             file.seek(0)
             raise UserError(
-                f"{folder}: another run is using this folder ({file.read().strip() or 'unknown'}); wait for it or "
-                "choose another folder"
+                f"{folder}: another run is using this folder ({file.read().strip() or 'unknown'}); wait for that "
+                "run to end, or choose another folder"
             ) from None
     except OSError as error:
         logger.warning(

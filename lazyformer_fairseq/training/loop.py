@@ -444,9 +444,7 @@ class TrainingLoop:
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise UserError(
-                f"{path}: this checkpoint does not match the model; remove {self.folder} to start over ({error})"
-            ) from None
+            raise UserError(f"{path} does not match the model; remove {self.folder} to start over ({error})") from None
         try:
             checkpoint_file.check_place(path, state)
             last = dict(last)

@@ -77,7 +77,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
 def _read_paradigm(file: Path, most_pairs: int) -> Paradigm:
     rows = list(_rows(file))
     if not rows:
-        raise UserError(f"{file}: this file is empty; {REMEDY}")
+        raise UserError(f"{file} is empty; {REMEDY}")
     first = rows[0]
     pairs = [Pair(row[GOOD], row[BAD]) for row in rows]
     if 0 < most_pairs < len(pairs):

@@ -91,9 +91,9 @@ def _notes(answers: Sequence[Answers], paradigms: Sequence[Paradigm], benchmark:
     for each in answers:
         said = f"{each.model}: {each.method}"
         if each.unknown:
-            said += f"; {each.unknown:,} of {each.sentences:,} sentences contain a token missing from its vocabulary"
+            said += f"; {each.unknown:,} of {each.sentences:,} sentences contain a token unknown to the model"
         if each.cut:
-            said += f"; {each.cut:,} sentences exceed its maximum length and were truncated"
+            said += f"; {each.cut:,} sentences exceed the model's maximum length and were truncated"
         yield f"{said}; {each.seconds:,.0f} s on {each.machine['device']}."
 
 

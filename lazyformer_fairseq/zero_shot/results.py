@@ -129,8 +129,8 @@ def load_or_compute(path: Path, identity: str, make: Callable[[], Answers]) -> A
         found = read_checked_as(Answers, path)
         if found.identity != identity:
             raise UserError(
-                f"{path} contains answers from a different model or scoring method, or to different pairs; remove it, "
-                "rename the model (NAME=MODEL), or use a different --output"
+                f"{path} contains answers from a different model or scoring method, or to different pairs; remove this "
+                "file, rename the model (NAME=MODEL), or use a different --output"
             )
         return found
     made = make()

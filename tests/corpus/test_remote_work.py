@@ -214,8 +214,7 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     assert (
-        problem(f"{memory}/raw", f"{memory}/out")
-        == f"{place}: this folder does not belong to you; set TMPDIR to a folder that does"
+        problem(f"{memory}/raw", f"{memory}/out") == f"{place} does not belong to you; set TMPDIR to a folder that does"
     )
 
 

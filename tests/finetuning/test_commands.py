@@ -260,7 +260,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ),
         (
             "finetune START --task squad --data squad --max-length 64 --output glue",
-            "this is a grid for CoLA, not for SQuAD; use a different --output",
+            " is from a grid for CoLA, not for SQuAD; use a different --output",
         ),
     ],
 )

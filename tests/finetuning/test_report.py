@@ -259,5 +259,5 @@ def test_a_result_of_another_run_or_on_another_development_set_is_refused(asked)
     with pytest.raises(UserError, match="used different CoLA dev sets"):
         read_results(asked, GLUE)
     path.parent.rename(path.parent.with_name("lr2e-05_seed3"))
-    with pytest.raises(UserError, match="this is the result of lazy/CoLA/lr2e-05_seed1; move it there or remove it"):
+    with pytest.raises(UserError, match=" is the result of lazy/CoLA/lr2e-05_seed1; move the file there or remove it"):
         read_results(asked, GLUE)

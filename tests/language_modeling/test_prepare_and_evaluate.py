@@ -170,7 +170,7 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
         b" fine \n\n caf\xe9 \n": r"valid\.tokens, line 3: not UTF-8",
         b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> is a special symbol in fairseq",
         b" a </s> \n": r"valid\.tokens, line 1: </s> is a special symbol in fairseq",
-        b"": r"valid\.tokens: this file is empty",
+        b"": r"valid\.tokens is empty",
     }.items():
         valid.write_bytes(content)
         refused(message)

@@ -42,13 +42,13 @@ def unix_socket(path: Path) -> None:
 
 # How each comes to have the name, and what is said of it.
 OBSTACLES = {
-    link: "this is a link",
-    link_to_nothing: "this is a link",
-    link_to_itself: "this is a link",
-    hard_link: r"this file has another hard link",
-    os.mkfifo: "not a regular file",
-    Path.mkdir: "not a regular file",
-    unix_socket: "not a regular file",
+    link: "is a link",
+    link_to_nothing: "is a link",
+    link_to_itself: "is a link",
+    hard_link: r"has another hard link",
+    os.mkfifo: "is not a regular file",
+    Path.mkdir: "is not a regular file",
+    unix_socket: "is not a regular file",
 }
 
 
@@ -93,7 +93,7 @@ def test_what_has_the_name_of_a_lock_or_a_log_is_refused_and_stays(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_bytes(PRECIOUS)
     make(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name}: {OBSTACLES[make]}"), opened_in(tmp_path):
+    with pytest.raises(UserError, match=f"{name} {OBSTACLES[make]}"), opened_in(tmp_path):
         pytest.fail("it was opened")
     assert (tmp_path / "precious").read_bytes() == PRECIOUS
     assert not (tmp_path / "nothing").exists()
@@ -114,6 +114,6 @@ def test_what_is_refused_is_known_before_a_process_starts_and_the_end_of_a_pipe_
     log = tmp_path / "train.log"
     refuse_foreign(log)
     os.mkfifo(log)
-    with pytest.raises(UserError, match="train.log: not a regular file"):
+    with pytest.raises(UserError, match="train.log is not a regular file"):
         refuse_foreign(log)
     assert tail(log) == ""

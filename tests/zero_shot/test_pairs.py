@@ -41,7 +41,7 @@ def test_some_pairs_are_taken_from_all_over_a_file(tmp_path):
     ("files", "says"),
     [
         ({}, "pairs contains no .jsonl file; use a folder"),
-        ({"a": []}, "a.jsonl: this file is empty"),
+        ({"a": []}, "a.jsonl is empty"),
         ({"a": [ROW, "{"]}, "a.jsonl:2: this line is not JSON"),
         ({"a": [ROW, "[1]"]}, "a.jsonl:2: this line is not a JSON object"),
         ({"a": [ROW, ROW, {"sentence_good": "Anna."}]}, "a.jsonl:3: sentence_bad is missing or empty"),

@@ -118,7 +118,9 @@ def find_inputs(
 
             twin = files.setdefault(os.path.realpath(file), found)
             if twin is not found:
-                raise UserError(f"{file} occurs twice in the inputs ({twin.path} is the same file); list it only once")
+                raise UserError(
+                    f"{file} occurs twice in the inputs ({twin.path} is the same file); list only one of them"
+                )
     if not files:
         raise UserError("no input: specify at least one file or folder that contains text")
     return list(files.values())

@@ -340,8 +340,8 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in symbols:
             raise UserError(
-                f"{symbol!r} would occur twice in the dictionary; train with moses_tokenise or remove it from the text "
-                "(an existing model must not have it as a piece)"
+                f"{symbol!r} would occur twice in the dictionary; train with moses_tokenise or remove this symbol from "
+                "the text (an existing model must not have it as a piece)"
             )
         symbols[symbol] = None
     return list(symbols)

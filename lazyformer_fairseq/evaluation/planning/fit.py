@@ -182,8 +182,8 @@ def batch_that_fits(job: Job, place: Hardware) -> tuple[int, str]:
     found = fit(job, place, job.attention_backend)
     gigabytes = f"{found.memory.peak / GB:.1f} GB of a GPU's {place.memory / GB:.1f} GB"
     if not found.batch:
-        return 1, f"even a batch of one may not fit: it takes {gigabytes}; see lazyformer plan"
-    return found.batch, f"a batch of {found.batch} takes {gigabytes}; use --no-fit or --batch-size N to change it"
+        return 1, f"even a batch of one may not fit, because it takes {gigabytes}; see lazyformer plan"
+    return found.batch, f"a batch of {found.batch} takes {gigabytes}; for another size, use --no-fit or --batch-size N"
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
     name = str(given["model"].get("_name", "nothing"))
     models = {"lazyformer": MaskedLMOptions, "lazyformer_lm": CausalLMOptions}
     if name not in models:
-        raise UserError(f"{path}: its model is {name}; it must be {' or '.join(models)}")
+        raise UserError(f"{path}: the model is {name}, but must be {' or '.join(models)}")
 
     task = given["task"]
     if name == "lazyformer_lm":

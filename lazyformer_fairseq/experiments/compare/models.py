@@ -196,7 +196,7 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
     except UserError as error:
         named = ""
         if "_" in what:
-            named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists them'}"
+            named = f"\nNor is there an arch of that name{nearest(what, rows) or '; docs/patterns.md lists all archs'}"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
 
     if keeps:

@@ -323,7 +323,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
     if not weights:
         raise UserError(
-            f"{checkpoint}: its sublayers ({pattern}) have no learned spans; only sublayers such as s[span=1024] do"
+            f"{checkpoint}: the sublayers ({pattern}) have no learned spans; only sublayers such as s[span=1024] do"
         )
     found = []
     for name, shares in weights.items():

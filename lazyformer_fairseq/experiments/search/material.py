@@ -74,9 +74,7 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
     try:
         words = parse_arguments(given, model_options, data_options)
     except UserError as error:
-        raise UserError(
-            f"{error}; lazyformer search passes options that it does not know to the model and its data"
-        ) from None
+        raise UserError(f"{error}; lazyformer search passes unknown options on to the model and the data") from None
 
     of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # all blocks in a search have the same length
     if arch in rows:

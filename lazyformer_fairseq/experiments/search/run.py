@@ -63,7 +63,7 @@ def search_in(
             raise UserError(f"{path} already exists but contains no search; choose a different folder")
     with experiment(path, settings, "a search", begun, stale_files=[latency.LATENCIES]):
         if (path / RESULT).exists():
-            print(f"{path}: this search is already finished; rewriting the report from its result.")
+            print(f"{path} contains a finished search; rewriting the report from its result.")
         result = load_or_create(path / RESULT, search)
         write(result, path)
         return result

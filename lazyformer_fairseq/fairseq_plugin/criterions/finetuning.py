@@ -56,8 +56,8 @@ class FineTuningCriterion(FairseqCriterion):
         head_name = self.objective.head[0]
         if head_name not in getattr(model, "classification_heads", ()):
             raise UserError(
-                f"the model has no head {head_name!r}; fine-tune it with --task {self.NAME}, or pass the name of its "
-                f"head with --{self.NAME}-head-name"
+                f"the model has no head {head_name!r}; fine-tune the model with --task {self.NAME}, or pass the name "
+                f"of its head with --{self.NAME}-head-name"
             )
         if "target" not in sample:
             raise UserError(self.no_targets(sample))

@@ -80,7 +80,7 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
         name = error.filename2 or error.filename  # for a failed rename, the target, because the source is temporary
         where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
         return UserError(
-            f"{where}: {error.strerror}; check that it exists and is writable, and run the same command again"
+            f"{where}: {error.strerror}; check that the path exists and is writable, and run the same command again"
         )
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):

@@ -215,7 +215,7 @@ def settle_update_size(cfg: DictConfig) -> None:
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
         raise UserError(
-            f"--update-freq {given}: --sequences-per-update {per_update} already determines it; omit one of them"
+            f"--update-freq {given}: already determined by --sequences-per-update {per_update}; omit one of the two"
         )
     cfg.dataset.batch_size = batch
     cfg.optimization.update_freq = [update_freq]
@@ -234,9 +234,7 @@ def apply_decay_from(cfg: DictConfig) -> None:
         raise UserError(f"--decay-from {start} is in --save-dir, where this run would resume; set a new --save-dir")
     for name in ("restore_file", "continue_once", "reset_optimizer"):
         if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
-            raise UserError(
-                f"--{name.replace('_', '-')}: the run continues from --decay-from {start}; omit one of them"
-            )
+            raise UserError(f"--{name.replace('_', '-')}: not allowed with --decay-from {start}; omit one of the two")
     cfg.checkpoint.continue_once = start
 
 

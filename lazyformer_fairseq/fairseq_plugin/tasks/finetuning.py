@@ -209,7 +209,7 @@ def _named_task(cfg: GlueConfig) -> TaskDescription:
     try:
         return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
     except UserError as error:
-        raise UserError(f"{error}; choose one of them with --glue-task") from None
+        raise UserError(f"{error}; choose a task with --glue-task") from None
 
 
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:

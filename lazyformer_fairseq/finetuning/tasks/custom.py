@@ -159,7 +159,7 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
     path = folder / train
     first = next(read_rows(path), None)
     if first is None:
-        raise UserError(f"{path}: this file is empty; write a line that names the columns, followed by the rows")
+        raise UserError(f"{path} is empty; write a line that names the columns, followed by the rows")
     texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True, tags_words=path.suffix == CONLL)

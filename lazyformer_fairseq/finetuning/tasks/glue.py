@@ -133,8 +133,8 @@ class Glue(PublishedTasks):
                 lines.append(f"{submission_file(task, 'test')}: skipped, because there is no data for {task.name}")
             else:
                 raise UserError(
-                    f"{source} contains no folder {task.folder} with {task.splits['test'].file}; pass the folder that "
-                    "contains it as --data, or select other tasks with --tasks"
+                    f"{source} contains no folder {task.folder} with {task.splits['test'].file}; pass the parent "
+                    "folder of that folder as --data, or select other tasks with --tasks"
                 )
         missing = [name for name in SUBMISSION_FILES if not (folder / name).exists()]
         if missing:
@@ -427,7 +427,7 @@ def prediction_words(task: TaskDescription, logits: np.ndarray) -> list[str]:
         return [task.labels[number] for number in logits.argmax(-1)]
     scores = logits[:, 0]
     if not np.isfinite(scores).all():
-        raise UserError(f"{task.name}: the model predicts {scores[~np.isfinite(scores)][0]}; train it again")
+        raise UserError(f"{task.name}: the model predicts {scores[~np.isfinite(scores)][0]}; train the model again")
     return [f"{score:.3f}" for score in np.clip(scores, *task.score_range)]
 
 

@@ -246,7 +246,7 @@ def check_same_length_has_memory(same_length: bool, mem_len: int) -> None:
     if same_length and not mem_len:
         raise UserError(
             "--same-length with --mem-len 0: every query sees itself and the --mem-len tokens before it, so without a "
-            "memory it would see only itself; set --mem-len, or omit --same-length"
+            "memory a query would see only itself; set --mem-len, or omit --same-length"
         )
 
 

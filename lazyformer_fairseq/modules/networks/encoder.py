@@ -442,8 +442,8 @@ class Encoder(Stack):
             time = int(positions.max()) + 1
         if time > self.max_positions and not isinstance(positions, Tensor):
             raise ValueError(
-                f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions; shorten it, "
-                "or train a model with a larger --max-positions"
+                f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions; shorten the "
+                "sequence, or train a model with a larger --max-positions"
             )
         x = tokens_BT
         if not tokens_BT.is_floating_point():

@@ -81,7 +81,7 @@ class MaskedLMObjective(Objective):
         model = self.network.build(self.dictionary)
         prepare_model(model, self.texts, self.TASK)
         if self.texts.options.next_sentence:
-            raise UserError("--next-sentence: only fairseq-train supports this option; omit it")
+            raise UserError("--next-sentence: supported only by fairseq-train; omit the option")
         return model
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:

@@ -101,8 +101,8 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     if old.planned.text == planned.text:
         for name in sorted(old.weights.keys() & fresh.keys() - found):
             raise UserError(
-                f"{planned.text}: its {name} has shape {tuple(old.weights[name].shape)} in the old model and "
-                f"{tuple(fresh[name].shape)} in the new one; its size depends on the number of positions, so keep the "
+                f"{planned.text}: {name} has shape {tuple(old.weights[name].shape)} in the old model and "
+                f"{tuple(fresh[name].shape)} in the new one; the shape depends on the number of positions, so keep the "
                 "old --max-positions"
             )
 

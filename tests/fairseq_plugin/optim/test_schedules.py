@@ -259,8 +259,8 @@ def test_branches_of_branches_killed_anywhere_equal_the_whole_run(fairseq_train,
 
 def test_starts_that_cannot_be_are_refused_in_words(fairseq_train, data_folder, tmp_path):
     for more, words in (
-        ("--restore-file other.pt", "--restore-file: the run continues from --decay-from a.pt; omit one of them"),
-        ("--reset-optimizer", "--reset-optimizer: the run continues from --decay-from a.pt"),
+        ("--restore-file other.pt", "--restore-file: not allowed with --decay-from a.pt; omit one of the two"),
+        ("--reset-optimizer", "--reset-optimizer: not allowed with --decay-from a.pt"),
         ("", "a.pt: no such checkpoint"),
         (f"--decay-from {tmp_path}/run/a.pt", f"--decay-from {tmp_path}/run/a.pt is in --save-dir, where this run"),
     ):

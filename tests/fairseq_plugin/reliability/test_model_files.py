@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
     kept = (copy / "config.json").read_bytes()
     for changes, words in (
         ({"format_version": 2}, "config.json: format version 2 is not supported, only 1"),
-        ({"format": "other"}, "config.json: not an exported model's config"),
+        ({"format": "other"}, "config.json is not the config of an exported model"),
         ({"architecture": "roberta"}, "must contain the architecture lazyformer"),
         ({"model": {"layers": 3}}, "unknown option layers; did you mean layer_norm_eps"),
         ({"model": {"dropout": "much"}}, "option dropout is 'much', but must be of type float"),
@@ -214,7 +214,7 @@ def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(hub)
         with pytest.raises(UserError, match="(3|None|b'Anna') is not a text; pass strings"):
             hub.extract_features(*wrong)
     for text in ("no mask at all", "<mask> and <mask>"):
-        with pytest.raises(UserError, match="times in the text; it must occur exactly once"):
+        with pytest.raises(UserError, match="times in the text; <mask> must occur exactly once"):
             hub.fill_mask(text)
     with pytest.raises(UserError, match="expected a single text"):
         hub.fill_mask(["The <mask>.", "A <mask>."])

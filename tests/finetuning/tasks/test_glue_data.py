@@ -123,11 +123,11 @@ def test_a_second_time_it_is_reused_or_refused(copied):
     before = manifest.stat()
     glue_task.prepare_tasks(wanted)
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    with pytest.raises(UserError, match="RTE: already prepared with different max length"):
+    with pytest.raises(UserError, match="RTE was already prepared with different max length"):
         glue_task.prepare_tasks(replace(wanted, max_length=50))
     with (wanted.data / "CoLA" / "dev.tsv").open("a") as file:
         file.write("toy\t1\t\tthe garden\n")
-    with pytest.raises(UserError, match="CoLA: already prepared with different files"):
+    with pytest.raises(UserError, match="CoLA was already prepared with different files"):
         glue_task.prepare_tasks(wanted)
 
 

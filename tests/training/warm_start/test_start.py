@@ -162,7 +162,7 @@ def test_a_matrix_that_all_layers_share_stays_one():
 
 
 def test_what_cannot_start_without_effect_is_refused():
-    with pytest.raises(UserError, match="its size depends on the number of positions"):
+    with pytest.raises(UserError, match="the shape depends on the number of positions"):
         start_from(trained("s[synthesizer=random]f"), {"max_positions": 20})
     with registered(LOCAL_MEAN):
         with pytest.raises(UserError, match=r"new sublayer 1 \(m\) has no old one to start from"):

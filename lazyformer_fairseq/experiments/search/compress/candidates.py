@@ -157,6 +157,6 @@ def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
     for candidate in found:
         if ENCODER not in candidate.kind.modules:
             raise UserError(
-                f"--candidates {candidate.text}: {candidate.kind.name} is not supported in encoders; omit it"
+                f"--candidates {candidate.text}: {candidate.kind.name} is not supported in encoders; omit the candidate"
             )
     return found

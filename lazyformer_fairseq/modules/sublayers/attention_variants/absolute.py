@@ -30,5 +30,5 @@ class Absolute(VariantModule):
         if table.size(0) != length:
             raise UserError(
                 f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all s share one "
-                "table of position embeddings; set the same length for all of them"
+                "table of position embeddings; set the same length for every s"
             )

@@ -117,8 +117,8 @@ class Linformer(VariantModule):
         longest = self.key_projection.size(-1)
         if time > longest:
             raise ValueError(
-                f"a sequence of {time} tokens exceeds the {longest} positions of Linformer's projections; shorten it, "
-                "or train a model with a larger --max-positions"
+                f"a sequence of {time} tokens exceeds the {longest} positions of Linformer's projections; shorten the "
+                "sequence, or train a model with a larger --max-positions"
             )
         keys = first_columns(self.key_projection, time)
         if self.value_projection is None:

@@ -310,7 +310,7 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
     invoke(*words)
     assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"
     before = list(asked)
-    assert "this search is already finished" in invoke(*words) and asked == before
+    assert " contains a finished search" in invoke(*words) and asked == before
     with pytest.raises(UserError, match="contains a search with different settings .seed is 1 there, 2 here"):
         invoke(*words, "--seed", 2)
 

@@ -244,7 +244,7 @@ def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
             first.send_signal(signal.SIGSTOP)
             assert message_of(fairseq_train, data_folder, options, tmp_path) == (
                 f"--save-dir {tmp_path}: another run is using this folder "
-                f"(process {first.pid} on {os.uname().nodename}); wait for it or choose another folder"
+                f"(process {first.pid} on {os.uname().nodename}); wait for that run to end, or choose another folder"
             )
             with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, no suffix
                 fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)

@@ -71,7 +71,7 @@ class CountModel:
         """Return the log probabilities of tokens, float64 (M,), in nats.
 
         Args:
-            ids_BT: input ids, (B, T); contexts do not extend beyond the ends of a row.
+            ids_BT: input ids (B, T); contexts do not extend beyond the ends of a row.
             at_BT: True at the M positions to predict; `ids_BT` is ignored there.
             targets: ids of the tokens at these positions, (M,), row by row.
         """

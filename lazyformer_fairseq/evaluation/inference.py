@@ -90,7 +90,7 @@ class TrainedModel(nn.Module):
         warning.
 
         Returns:
-            The token ids, (B, T).
+            The token ids (B, T).
 
         Raises:
             UserError: there are no texts, or an argument is not a string.

@@ -172,7 +172,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _images_of(path: Path) -> np.ndarray:
-    """Memory-map an array of images, (N, H, W) or (N, H, W, 3); N is 1 for a single image."""
+    """Memory-map an array of images (N, H, W) or (N, H, W, 3); N is 1 for a single image."""
     array = map_array(path, "save the images with np.save", dtypes="iuf")
     if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
         array = array[None]

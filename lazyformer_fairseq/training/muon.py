@@ -98,7 +98,7 @@ def orthogonal(
     """Orthogonalize matrices approximately, so that all their singular values are close to 1.
 
     Args:
-        x: the matrices, (X, M, N) with M <= N.
+        x: the matrices (X, M, N) with M <= N.
         steps: the number of Newton-Schulz steps.
         coefficients: the coefficients a, b and c of a step.
         dtype: the precision of the matmuls and the result; None for the dtype of `x`.
@@ -119,7 +119,7 @@ def _begins_with_gram(rows: int, columns: int) -> bool:
 
 
 def _factors_by_gram(gram: Tensor, steps: int, coefficients: tuple[float, float, float]) -> Tensor:
-    """Return the product of all steps' factors, (X, M, M).
+    """Return the product of all steps' factors (X, M, M).
 
     A step replaces X with F X and therefore A = X X^T with F A F, so all factors can be computed without X.
     """
@@ -234,7 +234,7 @@ class Muon(GroupwiseOptimizer):
 
 
 def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
-    """View a tensor as X blocks, (X, M, N).
+    """View a tensor as X blocks (X, M, N).
 
     Args:
         tensor: a weight, or a tensor with a weight's shape.

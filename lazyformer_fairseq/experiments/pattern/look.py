@@ -49,7 +49,7 @@ class AttendedTokens:
     Attributes:
         title: the sublayer's text, and the text of the sublayer that it reads from, if any.
         by_heads: pairs (heads, weights), one for each group of adjacent heads that attend to the same tokens. The
-            weights, (T, K), state how much the output at each token depends on each input token, relative to the row's
+            weights (T, K) state how much the output at each token depends on each input token, relative to the row's
             largest value; they are 0 for tokens that are not attended to. K is M + T; a causal model's memory comes
             first.
     """
@@ -77,9 +77,9 @@ def build_network(
     Args:
         pattern: the pattern of the network's sublayers.
         direction: ENCODER or CAUSAL.
-        num_heads: the number of attention heads, N.
+        num_heads: N, the number of attention heads.
         tokens: an encoder's maximum input length.
-        memory: the number of positions in a causal model's memory, M.
+        memory: M, the number of positions in a causal model's memory.
         bias_buckets: the number of buckets of T5's bias in an encoder. The bias is zero and does not show in the
             picture, but sublayers that cannot be combined with it are rejected.
 
@@ -119,8 +119,8 @@ def find_attended_tokens(network: Stack, tokens: int, memory: int = 0) -> list[A
 
     Args:
         network: a network built by :func:`build_network`.
-        tokens: the number of input tokens, T.
-        memory: the number of positions in a causal model's memory, M.
+        tokens: T, the number of input tokens.
+        memory: M, the number of positions in a causal model's memory.
     """
     found: dict[str, AttendedTokens] = {}
     below: SharedState = {}
@@ -149,7 +149,7 @@ def _run(
     shared: Context,
     memory_BMC: Tensor | None,
 ) -> tuple[Tensor, SharedState]:
-    """Return the heads' outputs, (T, N, D), and the state that the sublayer shares with the sublayers above it.
+    """Return the heads' outputs (T, N, D) and the state that the sublayer shares with the sublayers above it.
 
     This sets ``requires_grad`` on the inputs.
     """

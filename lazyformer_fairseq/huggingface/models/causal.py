@@ -162,7 +162,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         """Predict the next tokens of texts, or of continuations of texts in a memory.
 
         Args:
-            input_ids: The tokens, (B, T).
+            input_ids: The tokens (B, T).
             attention_mask: (B, T), 0 at padding. Padding must be on the right and cannot be combined with a memory.
             past_key_values: A :class:`LazyFormerMemory`, which these tokens are added to, or a StreamMemory, which
                 keeps the last `mem_len` tokens as during training.

@@ -284,7 +284,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: The tokens, (B, T).
+            input_ids: The tokens (B, T).
             attention_mask: (B, T), 0 at padding. Padding may be anywhere and is skipped when positions are counted. If
                 None, padding is where `input_ids` has the padding symbol.
             token_type_ids: (B, T), only for models with token types.

@@ -61,7 +61,7 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         """Compute logits, and a loss if there are labels.
 
         Args:
-            input_ids: The tokens, (B, T).
+            input_ids: The tokens (B, T).
             attention_mask: (B, T), 0 at padding.
             token_type_ids: (B, T), for models with token types only.
             inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
@@ -215,7 +215,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         labels: Optional[Tensor],
         num_items: Union[Tensor, int, None],
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Return the loss (None without labels) and the logits, (B, T, V) or (M, V)."""
+        """Return the loss (None without labels) and the logits (B, T, V) or (M, V)."""
         if labels is None:
             return None, self.lm_head(x_BTC)
         is_sparse = self.config.sparse_prediction
@@ -318,7 +318,7 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         """Compute the start and end logits, each (B, T), and a loss if answers are passed.
 
         Args:
-            input_ids: The tokens, (B, T).
+            input_ids: The tokens (B, T).
             attention_mask: (B, T), 0 at padding.
             token_type_ids: (B, T), for models with token types only.
             inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.

@@ -319,7 +319,7 @@ def attention_with_learned_bias(
         dropout: The dropout rate applied to the distribution.
 
     Returns:
-        The output, (B, N, T, D).
+        The output (B, N, T, D).
     """
     # Flash attention supports no additions. cuDNN's kernel, which torch prefers on some GPUs, has no gradient for them.
     # If only the additions require a gradient, torch's forward pass does not save the tensors that the memory-efficient

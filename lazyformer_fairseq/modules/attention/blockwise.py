@@ -584,7 +584,7 @@ class Blockwise:
         Without a mask, the chunk with a head's first rows initializes the sum.
 
         Args:
-            total: The sum, (B, N, K, D).
+            total: The sum (B, N, K, D).
             chunk: The chunk.
             probabilities: The chunk's P or dS, (sequences x heads, rows, keys).
             rows: The rows to multiply by, (sequences x heads, rows, D).

@@ -206,7 +206,7 @@ def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: the gates' projected inputs, (S, B, 2 H) or (T, S, B, 2 H).
-        before: the previous states, (S, B, H) or (T, S, B, H).
+        before: the previous states (S, B, H) or (T, S, B, H).
         weight: the gates' recurrent weights.
     """
     if weight.dim() == 2:

@@ -74,7 +74,7 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
 
 
 def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
-    """Return the mask of global positions, (B, T), for patterns with ``global=given``; None for other patterns.
+    """Return the mask of global positions (B, T) for patterns with ``global=given``; None for other patterns.
 
     Only the first token of each text is global, as with ``global=1``, which has the same weights.
     """

@@ -165,7 +165,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=sf;ffn=0", "ffn=0 is not a positive integer"),
         ("--model m=sf;sizes=own", "sizes=own works only with a named arch"),
         ("--model m=sf;layers=3", "layers=N works only with fairseq: and hf: models"),
-        ("--model m=bert_huge", "It is not a named arch either; did you mean bert_base?"),
+        ("--model m=bert_huge", "Nor is there an arch of that name; did you mean bert_base?"),
         ("--model m=qq_qq", "Nor is there an arch of that name; docs/patterns.md lists"),
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
         ("--model m=hf:bert", "specify the number of layers"),

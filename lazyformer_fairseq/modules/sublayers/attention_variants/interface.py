@@ -192,7 +192,7 @@ def make_vectors(
         x_BNTD: projected queries or keys.
         scores: the terms added to the attention scores.
         keys: K, the number of keys. Without `places_AG`, the rows of `x_BNTD` correspond to the last T keys.
-        places_AG: the key positions of the rows, (B, G) or (1, G); K or more for rows of padding.
+        places_AG: the key positions of the rows (B, G) or (1, G); K or more for rows of padding.
     """
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)

@@ -457,7 +457,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     reader = RowReader.of(path, first.fields, layout.texts, layout.label, layout.templates)
     file = _read_rows(task, reader, rows)
     if not file.examples:
-        raise UserError(f"{path}: this file has no data rows; {task.remedy}")
+        raise UserError(f"{path} has no data rows; {task.remedy}")
     return file
 
 

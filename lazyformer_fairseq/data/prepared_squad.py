@@ -115,7 +115,7 @@ class PreparedSquad(PreparedFolder):
             path = self.folder / f"{split}.{ending}"
             if not path.is_file() or sha256_of(path) != written:
                 raise UserError(
-                    f"{path}: this file is missing or does not match {MANIFEST}; remove {self.folder} and run "
+                    f"{path} is missing or does not match {MANIFEST}; remove {self.folder} and run "
                     f"`{self.COMMAND}` again"
                 )
         file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"])

@@ -105,7 +105,7 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
     for path in others:
         if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:
             raise UserError(
-                f"{path}: this dictionary differs from {first}, so ids have different meanings. Use the data, dict.txt "
+                f"{path} differs from {first}, so ids have different meanings. Use the data, dict.txt "
                 "and tokenizer of the same corpus"
             )
     assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task must use the first folder's dictionary"

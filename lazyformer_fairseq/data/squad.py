@@ -133,7 +133,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         if "2.0" in official.version:
             advice = "unanswerable questions are not supported"
         raise UserError(
-            f"{path}: this is SQuAD version {official.version[:20]!r}, but version 1.1 is required; {advice}"
+            f"{path} is from SQuAD version {official.version[:20]!r}, but version 1.1 is required; {advice}"
         )
     place_of_id: dict[str, str] = {}
     mistakes: list[str] = []

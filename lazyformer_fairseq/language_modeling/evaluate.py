@@ -120,7 +120,7 @@ def load_model(
         if trained_on:
             origin = f"it was trained on the task {trained_on}"
         raise UserError(
-            f"{checkpoint}: this is not a language model from this package; {origin}. Use a checkpoint written by "
+            f"{checkpoint} is not a language model from this package; {origin}. Use a checkpoint written by "
             "scripts/train_language_model.sh or by fairseq-train --task stream_language_modeling"
         )
     dictionary = load_dictionary(data / "dict.txt")
@@ -134,8 +134,8 @@ def refuse_other_images(loaded: Loaded, data: Path) -> None:
     item = item_length(data)
     if item not in (0, loaded.tgt_len):
         raise UserError(
-            f"{data}: its images have {item} pixels, but the model was trained on images with {loaded.tgt_len}; "
-            "prepare them with the --side of the training images"
+            f"{data}: the images have {item} pixels, but the model was trained on images with {loaded.tgt_len}; "
+            "prepare the data with the --side of the training images"
         )
 
 

@@ -97,7 +97,7 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         places = {split: inner[split] for split in SPLITS if split in inner}
     found = {split: find_images(place) for split, place in places.items()}
     if len({part.classes is None for part in found.values()}) > 1:
-        raise UserError(f"{source}: some of its splits have labels, but others have none")
+        raise UserError(f"{source}: some splits have labels, but others have none")
     chosen = _assign_splits(source, found, how)
     total = sum(part.images() for part in found.values())
     files = [file for part in found.values() for file in part.files]
@@ -162,7 +162,7 @@ def find_images(folder: Path) -> Found:
             ndim=1,
         )
         if len(array) != sum(counts):
-            raise UserError(f"{labels}: its shape is {array.shape}, but there are {sum(counts):,} images next to it")
+            raise UserError(f"{labels} has the shape {array.shape}, but there are {sum(counts):,} images next to it")
         classes = array.astype(str)
     return Found(files, counts, classes)
 
@@ -179,9 +179,9 @@ def _images_of(path: Path) -> np.ndarray:
     is_gray = array.ndim == 3
     is_color = array.ndim == 4 and array.shape[-1] == 3
     if not (is_gray or is_color) or 0 in array.shape:
-        raise UserError(f"{path}: its shape is {array.shape}; use (N, height, width) or (N, height, width, 3)")
+        raise UserError(f"{path} has the shape {array.shape}; use (N, height, width) or (N, height, width, 3)")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"{path}: its type is {array.dtype}; use uint8 from 0 to 255, or floats from 0 to 1")
+        raise UserError(f"{path} has the type {array.dtype}; use uint8 from 0 to 255, or floats from 0 to 1")
     return array
 
 

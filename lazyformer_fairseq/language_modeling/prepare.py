@@ -258,7 +258,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             remedy = "download it again"
             if manifest["official"]:
                 remedy = f"use --official {manifest['official']}"
-            raise UserError(f"{source}: this is not {official} ({not_official(manifest, official)}); {remedy}")
+            raise UserError(f"{source} is not {official} ({not_official(manifest, official)}); {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
 

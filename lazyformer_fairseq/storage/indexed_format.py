@@ -281,7 +281,7 @@ def check_items(
     """
     index = read_index(prefix)
     if not len(index.sizes):
-        raise UserError(f"{index.path}: the shard is empty; remove it from --data, or binarize its text again")
+        raise UserError(f"{index.path}: the shard is empty; remove the shard from --data, or binarize its text again")
     largest = np.iinfo(index.dtype).max
     if vocab_size is None:
         vocab_size = largest + 1

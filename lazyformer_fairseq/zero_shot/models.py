@@ -154,7 +154,7 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
         if isinstance(error, UserError):
             raise
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise UserError(f"{name}: transformers cannot load it ({reason})") from None
+        raise UserError(f"{name}: transformers cannot load the model ({reason})") from None
     first = None
     if is_causal:
         first = tokenizer.bos_token_id
@@ -162,7 +162,7 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
             first = tokenizer.eos_token_id
     if first is None and (is_causal or tokenizer.mask_token_id is None):
         wanted = "beginning-of-text token" if is_causal else "mask token"
-        raise UserError(f"{name}: its tokenizer has no {wanted}, which is needed for scoring")
+        raise UserError(f"{name}: the tokenizer has no {wanted}, which is needed for scoring")
 
     @torch.inference_mode()
     def log_probabilities(ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
     for file in files:
         paradigm = _read_paradigm(file, most_pairs)
         if paradigm.name in paradigms:
-            raise UserError(f"{file}: its paradigm {paradigm.name} is also in another file in this folder")
+            raise UserError(f"{file}: paradigm {paradigm.name} also occurs in another file in this folder")
         paradigms[paradigm.name] = paradigm
     return [paradigms[name] for name in sorted(paradigms)]
 

@@ -136,7 +136,7 @@ HEADER = "index\tsentence1\tsentence2\tlabel\n"
         (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is not one of RTE's labels: entailment, not_entail"),
         (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, expected 4.* a tab in a sentence"),
         (HEADER + "0\ta\t \tentailment\n", "line 2: the sentence is empty"),
-        (HEADER, "this file has no data rows"),
+        (HEADER, " has no data rows"),
         ("", "is empty"),
         ("0\ta\tb\tentailment\n", "line 1: the header lacks 'sentence1', 'sentence2', 'label'; found '0', 'a'"),
         (HEADER.encode() + b"0\ta\xff\tb\tentailment\n", "line 2: not UTF-8 text .*at byte 3"),

@@ -186,14 +186,14 @@ def test_postscript_under_another_name_starts_no_interpreter(tmp_path, monkeypat
     [
         ("x.png", b"no picture", r"x\.png: not a readable image"),
         ("x.npy", b"no array", r"x\.npy: cannot be read as an array"),
-        ("x.npy", np.zeros((2, 3, 4, 5)), r"x\.npy: its shape is \(2, 3, 4, 5\)"),
-        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: its type is int64; use uint8"),
+        ("x.npy", np.zeros((2, 3, 4, 5)), r"x\.npy has the shape \(2, 3, 4, 5\)"),
+        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy has the type int64; use uint8"),
         ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has values outside 0 to 1"),
         ("x.npy", np.array([[{}]]), r"x\.npy: cannot be read as an array \(.*objects"),
         ("x.npy", with_header("|u1", (10**9, 10**3, 10**3)), r"x\.npy: cannot be read as an array \(.*file size"),
         ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: arrays with type"),
         ("x.npy", packed(), r"x\.npy: cannot be read as an array \(it is not a \.npy file"),
-        ("labels.npy", np.zeros(3), r"labels\.npy: its shape is \(3,\), but there are 9 images"),
+        ("labels.npy", np.zeros(3), r"labels\.npy has the shape \(3,\), but there are 9 images"),
         ("labels.npy", with_header("<U0", (4 * 10**8,)), r"labels\.npy: arrays with type <U0"),
         ("labels.npy", packed(), r"labels\.npy: cannot be read as an array"),
         ("labels.npy", np.zeros((9, 1)), r"labels\.npy: arrays with type float64 and shape \(9, 1\)"),
@@ -323,7 +323,7 @@ def test_images_of_another_size_than_the_models_are_refused(digits, checkpoint, 
     invoke("lm", "prepare-images", write_digits(tmp_path / "source"), small, "--side", 4, "--palette", digits)
     for words in (("sample", checkpoint, small, "--complete"), ("probe", checkpoint, small, tmp_path / "probed")):
         said = refusal("lm", *words, "--device", "cpu")
-        assert "its images have 16 pixels, but the model was trained on images with 64" in said
+        assert "the images have 16 pixels, but the model was trained on images with 64" in said
 
 
 def test_texts_are_continued_too():

@@ -114,7 +114,7 @@ def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_pat
     assert manifest["official"] is None
     assert "NOT an official text" in overview(manifest)
     assert f"the train size is {counts['train']:,}, but in wikitext-2 it is 2,088,628" in not_official(manifest)
-    refused("wikitext-103", r"this is not wikitext-103 \(the train size is")
+    refused("wikitext-103", r" is not wikitext-103 \(the train size is")
     refused("text8", "--official text8 is not a version of wikitext")
     as_2 = {**counts, "vocabulary": manifest["vocabulary"]}  # the other one is refused for what it is
     monkeypatch.setitem(steps.OFFICIAL_COUNTS, "wikitext-2", as_2)

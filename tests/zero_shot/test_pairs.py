@@ -48,7 +48,7 @@ def test_some_pairs_are_taken_from_all_over_a_file(tmp_path):
         ({"a": [{**ROW, "sentence_good": "  "}]}, "a.jsonl:1: sentence_good is missing or empty"),
         ({"a": [{**ROW, "sentence_bad": 7}]}, "a.jsonl:1: sentence_bad is 7, which is not a string"),
         ({"a": [{**ROW, "UID": ["x"]}]}, "a.jsonl:1: UID is ['x'], which is not a string"),
-        ({"a": [{**ROW, "UID": "x"}], "b": [{**ROW, "UID": "x"}]}, "b.jsonl: its paradigm x is also in another file"),
+        ({"a": [{**ROW, "UID": "x"}], "b": [{**ROW, "UID": "x"}]}, "b.jsonl: paradigm x also occurs in another file"),
         ({"a": ["[" * 10_000]}, "a.jsonl:1: this line is not JSON"),
     ],
 )

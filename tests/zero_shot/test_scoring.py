@@ -198,5 +198,5 @@ def test_names_and_what_cannot_be_loaded(tmp_path, theirs):
     with pytest.raises(UserError, match="nowhere.pt: no such file or folder"):
         load(tmp_path / "nowhere.pt")
     (theirs / "bert" / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="bert: transformers cannot load it"):
+    with pytest.raises(UserError, match="bert: transformers cannot load the model"):
         load(theirs / "bert")

@@ -387,7 +387,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
     description = read_json(path, f"is {path.parent} a complete tokenizer folder?")
     if "format_version" not in description and isinstance(description.get("model"), dict):
         raise UserError(
-            f"{path}: this is a tokenizer in Hugging Face's format, which must be converted first; see "
+            f"{path} is a tokenizer in Hugging Face's format, which must be converted first; see "
             "docs/data.md, 'Use a BERT tokenizer'"
         )
     if description.get("library") == LIBRARY:

@@ -148,7 +148,7 @@ def read_folders(folders: Sequence[Path]) -> Comparison:
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     if len(set(names)) < len(names):
-        raise UserError(f"{', '.join(names)}: the same folder is specified twice; list it only once")
+        raise UserError(f"{', '.join(names)}: the same folder is specified twice; list each folder only once")
     return join({name: read_folder(folder) for name, folder in zip(names, folders, strict=True)})
 
 

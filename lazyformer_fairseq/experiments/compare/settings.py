@@ -367,7 +367,7 @@ class CompareSettings:
 
     def __post_init__(self):
         if self.updates and self.budget:
-            raise UserError("--updates and --budget: specify only one of them")
+            raise UserError("--updates and --budget: specify only one of the two")
         for name, value in self._completed().items():
             object.__setattr__(self, name, value)
         check(self)

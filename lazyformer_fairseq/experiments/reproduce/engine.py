@@ -121,7 +121,7 @@ class Reproduction:
         for pattern in patterns or ["*"]:
             matching = fnmatch.filter(names, pattern)
             if not matching:
-                raise UserError(f"--steps {pattern}: no such step{nearest(pattern, names)}; --plan lists them all")
+                raise UserError(f"--steps {pattern}: no such step{nearest(pattern, names)}; --plan lists all steps")
             wanted.update(matching)
         for step in reversed(self.steps):
             if step.name in wanted:

@@ -356,7 +356,7 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
             "--maximize-best-checkpoint-metric"
         )
     if not cfg.finetune_from_model:
-        logger.warning("no --finetune-from-model: unless the run resumes, it starts from random weights")
+        logger.warning("without --finetune-from-model, the run starts from random weights unless it resumes")
 
 
 def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:

@@ -176,7 +176,7 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
         label_type = settings.LISTS
         words = [word for listed in words for word in listed]
         if not words:
-            raise UserError(f"{path}: all label lists are empty, so nothing can be learned from them")
+            raise UserError(f"{path}: all label lists are empty, so nothing can be learned from the file")
     elif not label_type and given.labels:
         label_type = settings.CLASSES
     has_lists = label_type == settings.LISTS

@@ -112,7 +112,9 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
     weights = model.state_dict()
     for part, names in group_by_part(weights).items():
         if part in changed:
-            logger.warning("%s: the sizes of %s have changed, so its weights cannot be checked", source, part)
+            logger.warning(
+                "%s: the sizes of %s have changed, so the weights of this part cannot be checked", source, part
+            )
         elif part in known or part == BASE:
             _check_part(known.get(part), weights, names, source)
 

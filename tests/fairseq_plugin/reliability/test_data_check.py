@@ -94,7 +94,7 @@ DAMAGE = {
     ),
     r"shard1/train.bin: item \d+ contains id 160, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
     "shard1/train.bin: item 0 does not end in </s>": put("shard1/train.bin", 0, b"\0" * 100),
-    "shard1/train.idx: the shard is empty; remove it": both(
+    "shard1/train.idx: the shard is empty; remove the shard": both(
         cut("shard1/train.bin", 0), rewrite("shard1/train.idx", lambda _: HEADER.pack(MAGIC, 1, 8, 0))
     ),
     "shard1/train.bin: no such file, although tra": remove("shard1/train.bin"),
@@ -111,10 +111,10 @@ DAMAGE = {
     "shard1/train.idx: not an index in fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
     "shard0/train.idx is damaged: item 0 has -1 ids": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
     r"train.idx is damaged at item \d+: items are not contiguous": put("shard0/train.idx", -20, b"\x01"),
-    "shard1/dict.txt: this dictionary differs from .*shard0/dict.txt": rewrite(
+    "shard1/dict.txt differs from .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),
-    "tokenizer/dict.txt: this dictionary differs from .*shard0/dict.txt": both(
+    "tokenizer/dict.txt differs from .*shard0/dict.txt": both(
         *(rewrite(name, lambda data: b"new 1\n" + data) for name in DICTIONARIES)
     ),
     r"(not a dictionary|shard0/train.bin: item \d+ contains id \d+, but dict.txt has \d+ symbols)": both(

@@ -228,7 +228,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is not a number"),
         ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 targets are 2, so nothing can be learned"),
         ("", GOOD, "", "train.tsv is empty; write a line that names"),
-        ("text\tlabel\n", GOOD, "", "train.tsv: this file has no data rows"),
+        ("text\tlabel\n", GOOD, "", "train.tsv has no data rows"),
         (GOOD, "", "", "dev.tsv is empty"),
         (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
         (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; omit the option"),

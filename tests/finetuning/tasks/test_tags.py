@@ -106,8 +106,8 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
     [
         ("Anna B-PER\nsees\n", GOOD, "", r"train.conll, line 2: the label is empty; correct"),
         (GOOD, "Anna B-PER\n\nsees O\nit B-X\n", "", "dev.conll, line 4: label 'B-X' is not one of bad's labels: B"),
-        ("", GOOD, "", "train.conll: this file has no data rows; write one word and its tag per line"),
-        (GOOD, "-DOCSTART- O\n\n", "", "dev.conll: this file has no data rows; write one word"),
+        ("", GOOD, "", "train.conll has no data rows; write one word and its tag per line"),
+        (GOOD, "-DOCSTART- O\n\n", "", "dev.conll has no data rows; write one word"),
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),
         (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
         ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; at least two"),

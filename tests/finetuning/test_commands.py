@@ -240,7 +240,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
     content["data"][0]["paragraphs"][0]["qas"][0]["question"] *= 9
     (tmp_path / "long.json").write_text(json.dumps(content))
     said = invoke("predict", tmp_path / "run", tmp_path / "long.json", "--output", tmp_path / "cut")
-    assert "1 of 12 questions of long.json is longer than the 16 tokens that the model reads; the rest" in said
+    assert "1 of 12 questions of long.json is longer than the 16 tokens that the model reads; the excess" in said
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_pictures_are_grids_of_images(digits, checkpoint, tmp_path):
     whole = pictures(digits, "test")[:3]
     assert np.array_equal(grid[:, 5], whole) and (grid[:, 0, 4:] == 128).all()
     assert all(np.array_equal(grid[:, column, :4], whole[:, :4]) for column in range(5))
-    assert "--prompt for texts" in refusal("lm", "sample", checkpoint, digits, "--prompt", "x")
+    assert "--prompt is for texts" in refusal("lm", "sample", checkpoint, digits, "--prompt", "x")
 
 
 def test_images_of_another_size_than_the_models_are_refused(digits, checkpoint, tmp_path):

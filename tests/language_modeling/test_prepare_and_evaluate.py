@@ -313,7 +313,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
         refused(message, tmp_path / "no_task.pt", data)
     exported = FIXTURES / "checkpoints" / "exported" / "model.safetensors"
     refused("not a language model from this package", exported, data)
-    refused("--json .*: its folder does not exist", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
+    refused("--json .*: the file's folder does not exist", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", CHECKPOINT, data, "--device", "cuda")
     text = write_toy_wikitext(tmp_path / "text")

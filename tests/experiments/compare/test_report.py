@@ -94,7 +94,7 @@ def test_a_noisy_machine_is_named():
     results = an_example()
     assert "The machine was noisy" not in said(results)
     results["models"]["hf:bert"]["milliseconds_per_update"] |= {"median": 10.0, "low": 8.0, "high": 13.0}
-    assert "median apart (for hf:bert, 50%)." in said(results)
+    assert "of the median (by 50% for hf:bert)." in said(results)
 
 
 @pytest.mark.parametrize(

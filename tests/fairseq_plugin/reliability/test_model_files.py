@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
         ({"model": {"layers": 3}}, "unknown option layers; did you mean layer_norm_eps"),
         ({"model": {"dropout": "much"}}, "option dropout is 'much', but must be of type float"),
         ({"model": {"encoder_embed_dim": True}}, "option encoder_embed_dim is True, but must be of type int"),
-        ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', but config.json says 'M3'"),
+        ({"model": {"sublayer_pattern": "M3"}}, "has the sublayer_pattern 'M2', but config.json says 'M3'"),
         ({"model": {"encoder_ffn_embed_dim": 48}}, r"has the shape \(64, 32\), but the model's has \(48, 32\)"),
         ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's has \(160, 1000000\)"),
         ({"model": {"encoder_attention_heads": 5}}, "is not divisible by 5 attention heads"),
@@ -173,7 +173,7 @@ def test_damage_and_another_dictionary_are_named(copy, tmp_path):
         (lambda: path.write_bytes(content[:9] + b"!" + content[10:]), damaged),
         (lambda: path.write_bytes(b""), damaged),
         (lambda: save_file(less, path, metadata), "model.safetensors: the checkpoint has no weight encoder.lm_head.b"),
-        (lambda: save_file(weights, path), "model.safetensors: its architecture is None"),
+        (lambda: save_file(weights, path), "model.safetensors has the architecture None"),
         (lambda: (copy / "config.json").rename(tmp_path / "kept"), "config.json: cannot be read as JSON"),
     ):
         damage()

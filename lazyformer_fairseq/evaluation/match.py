@@ -72,7 +72,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         if found.is_floating_point() != weight.is_floating_point():
             raise UserError(
                 f"the checkpoint's {name} is {found.dtype}, but the model's is {weight.dtype}; use the "
-                "checkpoint as it was before it was converted"
+                "checkpoint from before the conversion"
             )
         stored_bytes = found.untyped_storage().nbytes()
         if stored_bytes < found.numel() * found.element_size():

@@ -109,7 +109,8 @@ def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
     yield (
         "The 95% bounds are a two-sided Student's t interval for the mean over seeds at the selected learning rate. A "
         "score counts as above the baseline if its lower bound is above the baseline. The bounds account for variation "
-        "between seeds, but not for the fact that epoch and learning rate were selected on the same development set."
+        "between seeds, but not for the fact that the epoch and the learning rate were selected on the same "
+        "development set."
     )
     runs = results.runs.values()
     yield f"Total time of all {len(runs)} runs, in hours: {sum(run.seconds for run in runs) / 3600:.2f}."

@@ -290,7 +290,7 @@ class WSDSchedule(WarmupSchedule):
         if "decay" not in state_dict:
             raise UserError(
                 f"{checkpoint} was not trained with --lr-scheduler wsd, so its learning rate may not have been "
-                "constant; to continue from it anyway, add --reset-lr-scheduler"
+                "constant; to continue from this checkpoint anyway, add --reset-lr-scheduler"
             )
 
         made = state_dict["num_updates"]

@@ -299,7 +299,8 @@ class CompareSettings:
     )
     checkpoint_words: tuple[int, ...] = of_length(
         (),
-        "Also save each model, without its optimizer state, after about these numbers of words, such as 1M,2M,5M.",
+        "Save an additional checkpoint of each model, without its optimizer state, after training on about each of "
+        "these numbers of words, such as 1M,2M,5M.",
         parse=read_count,
         metavar="N,N,...",
     )

@@ -28,8 +28,9 @@ LAST = "checkpoint_last.pt"
 FINISHED = "finished.json"
 OWN = {
     "recipe": "each phase has its own; omit the option",
-    "save_dir": "set it once for all phases; each phase gets a subfolder",
-    "finetune_from_model": "each phase starts from the previous one; to start phase 1 from a model, set it in --phase1",
+    "save_dir": "set this option once for all phases; each phase gets a subfolder",
+    "finetune_from_model": "each phase starts from the previous one; to start phase 1 from a model, set this option in "
+    "--phase1",
 }
 # Options that may change when a run is resumed, because they affect how it runs but not what is trained.
 FREE = """

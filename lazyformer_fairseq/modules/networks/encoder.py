@@ -99,7 +99,7 @@ class TokenInfo:
             by all. Required by patterns with ``global=given``.
         token_types_BT: the type of each token, int64, for models with token types; None for type 0 everywhere.
         documents: for each sequence, the lengths of its documents in tokens, without padding. A token then sees only
-            its own document, and padding is not computed. None for one document per sequence.
+            its own document, and no outputs are computed for padding. None for one document per sequence.
         restart_positions: whether positions restart at 0 in each document instead of continuing through the
             sequence.
         positions_BT: the position of each permuted token in its text, int64; arbitrary at padding. T may exceed the

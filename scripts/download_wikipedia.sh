@@ -101,7 +101,7 @@ else
   echo "Verifying the SHA-1 ..." >&2
   found=$(sha1_of "$part")
   [[ $found == "$sha1" ]] ||
-    fail 1 "$part: its SHA-1 is $found, but $checksums lists $sha1; remove it and run this again"
+    fail 1 "$part has the SHA-1 $found, but $checksums lists $sha1; remove $part and run this again"
   mv "$part" "$file"
 fi
 echo "Downloaded and verified: $file"

@@ -104,10 +104,10 @@ prepare_text() {
   if [[ -z $from ]]; then
     [[ -e $archive ]] || download "$url" "$archive"
     if [[ -n $md5 && $(md5_of "$archive") != "$md5" ]]; then
-      fail 1 "$archive: its MD5 is not $md5; remove it and run this again"
+      fail 1 "$archive does not have the MD5 $md5; remove the archive and run this again"
     fi
     python3 -S -E "$(dirname "${BASH_SOURCE[0]}")/unpack_zip.py" "$archive" "$downloads" ||
-      fail 1 "$archive: cannot be unpacked; remove it and run this again"
+      fail 1 "$archive cannot be unpacked; remove it and run this again"
   fi
   exec "${command[@]}"
 }

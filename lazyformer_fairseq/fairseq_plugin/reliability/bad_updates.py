@@ -1,4 +1,4 @@
-"""Handling of NaN, Inf and loss spikes in fairseq's trainer, based on ``training/update_guard.py``.
+"""Handles NaN, Inf and loss spikes in fairseq's trainer, based on ``training/update_guard.py``.
 
 In full precision and in bf16, fairseq raises FloatingPointError at the first NaN, which ends the run. Here a bad update
 leaves ``train_step`` through an exception that fairseq does not catch, so the weights, optimizer, EMA and meters stay

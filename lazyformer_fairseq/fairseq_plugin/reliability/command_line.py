@@ -1,4 +1,4 @@
-"""Printing of errors and warnings on the command line. This module imports neither fairseq nor torch."""
+"""Prints errors and warnings on the command line. This module imports neither fairseq nor torch."""
 
 import errno
 import json

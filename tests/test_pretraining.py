@@ -319,7 +319,7 @@ def test_a_loaded_model_says_whether_a_text_follows_as_its_head_does(data_folder
     assert hub.follows(first, second) == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
     assert hub.fill_mask("anna <mask> ben", topk=1)[0].probability > 0
     assert len(hub.fill_mask("anna <mask> ben", topk=10**6)) == len(hub.tokenizer.symbols)
-    with pytest.raises(UserError, match="topk is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="topk is 0, but must be at least 1"):
         hub.fill_mask("anna <mask> ben", topk=0)
     del hub.model.classification_heads["next_sentence"]
     with pytest.raises(UserError, match="pre-train it with --next-sentence"):

@@ -370,7 +370,7 @@ class PreparedTask(PreparedFolder):
             else:
                 file = f"split {split!r}"
             raise UserError(
-                f"{self.folder}: {file} did not exist when {self.task.name} was prepared; place it next to the other "
+                f"{self.folder}: {file} did not exist when {self.task.name} was prepared; put it next to the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
 

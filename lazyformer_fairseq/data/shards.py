@@ -134,8 +134,8 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     wanted = counts.get("tokens")
     if isinstance(wanted, int) and wanted != tokens:
         raise UserError(
-            f"{parent}: the {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} lists {wanted:,}; one "
-            "of them is from a different corpus or shard. Copy the corpus again"
+            f"{parent}: the {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} lists {wanted:,}; the "
+            "files and the manifest are from different corpora or shards. Copy the corpus again"
         )
 
 

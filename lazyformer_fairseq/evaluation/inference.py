@@ -323,13 +323,13 @@ class TrainedModel(nn.Module):
         """
         if match.lm_head_never_trained(self.model.state_dict()):
             raise UserError(
-                "fill_mask: this model's masked-LM head was never trained, for example because it was imported without "
-                "that head; pre-train it first with fairseq-train --finetune-from-model"
+                "fill_mask: this model's masked-LM head was never trained, for example because the model was imported "
+                "without that head; first pre-train the model with fairseq-train --finetune-from-model"
             )
         if not isinstance(text, str):
             raise UserError(f"fill_mask({text!r}): expected a single text")
         if topk < 1:
-            raise UserError(f"fill_mask: topk is {topk}; it must be at least 1")
+            raise UserError(f"fill_mask: topk is {topk}, but must be at least 1")
 
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
@@ -385,7 +385,7 @@ class TrainedModel(nn.Module):
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: both must be at least 1")
         known = [name for name, each in self.model.classification_heads.items() if isinstance(each, SpanHead)]
         if not known:
-            raise UserError("the checkpoint has no span head; fine-tune it with --task squad")
+            raise UserError("the model has no span head; fine-tune it with --task squad")
         head = _named_or_only(head, known, "span head")
         longest = min(settings.max_length, self.model.max_positions())
         longest_question = min(settings.max_question_length, longest // 2)

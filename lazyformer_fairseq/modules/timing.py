@@ -116,7 +116,7 @@ class Autotuner:
         if here not in self.known:
             for other in self.known:
                 logger.info(
-                    "the fastest methods were selected on %s; this machine is %s, so they are selected again",
+                    "the fastest methods were selected on %s; this machine is %s, so the methods are selected again",
                     other,
                     here,
                 )

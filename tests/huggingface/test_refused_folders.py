@@ -87,9 +87,12 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
         ({"attention_bias": True}, "must be the same, and decoder_bias must be true"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 10000.0}}},
-            "of full_attention are",
+            "of full_attention layers are not supported",
         ),
-        ({"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}}, "of sliding_attention are"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}},
+            "of sliding_attention layers are not supported",
+        ),
         ({"rope_parameters": ["yarn"]}, "must be unscaled, with an integer base"),
         ({"layer_types": ["full_attention"] * 3}, "layer_types must list 4 layers, each of type full_attention or"),
         ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must list 4 layers"),

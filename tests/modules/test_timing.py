@@ -217,7 +217,7 @@ def test_a_resumed_run_and_other_processes_take_what_was_selected_on_such_a_mach
     monkeypatch.setattr(timing, "machine", lambda device: "another one")
     third.load_state_dict(first.state_dict())
     select(clock, third)
-    assert clock.calls and "this machine is another one, so they are selected again" in caplog.text
+    assert clock.calls and "this machine is another one, so the methods are selected again" in caplog.text
 
 
 def test_choices_of_a_checkpoint_are_taken():

@@ -39,7 +39,9 @@ def refuse_surrogates(text: str) -> None:
     """Raise a UserError if the text contains an unpaired surrogate, which JSON can represent but UTF-8 cannot."""
     if not text.isascii() and (found := _SURROGATE.search(text)):
         near = text[max(0, found.start() - 20) : found.end() + 20]
-        raise UserError(f"unpaired surrogate at character {found.start() + 1} of a text, in {near!r}; remove it")
+        raise UserError(
+            f"unpaired surrogate at character {found.start() + 1} of a text, in {near!r}; remove the surrogate"
+        )
 
 
 class SpecialIds(NamedTuple):

@@ -105,7 +105,7 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
         if not is_dry and not _is_finished(phase, folder, its_words):
             raise UserError(
                 f"{phase.name} ended before its last update; to resume, rerun the command without the option that "
-                "ended it, if any (--stop-time-hours, --max-epoch, --patience)"
+                "ended the phase, if any (--stop-time-hours, --max-epoch, --patience)"
             )
 
     if not is_dry:

@@ -203,7 +203,7 @@ def refusing_archives(load_archive_file, archive_file):
         UserError: the path is an archive or a URL instead of a folder.
     """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
-        raise UserError(f"{archive_file} was refused without unpacking it; unpack it yourself, and pass the folder")
+        raise UserError(f"{archive_file} was refused without being unpacked; unpack it yourself, and pass the folder")
     return load_archive_file(archive_file)
 
 

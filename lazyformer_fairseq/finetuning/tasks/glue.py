@@ -54,7 +54,9 @@ class PublishedTasks(TextsBenchmark):
             if task in tasks[:number]:
                 raise UserError(f"--tasks: {task.name} is specified twice")
             if "train" not in task.splits:
-                raise UserError(f"--tasks: {task.name} has no training data; the {task.model_of} model predicts it")
+                raise UserError(
+                    f"--tasks: {task.name} has no training data; it is predicted by the {task.model_of} model"
+                )
         return [task.name for task in tasks]
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:

@@ -32,7 +32,7 @@ class TaggedWords(CustomTask):
         found = super().extra_settings(given, prepared)
         if given.glue_head and found["head"] != "linear":
             raise UserError(
-                f"--glue-head {given.glue_head}: tagging requires a linear head; use linear:0.1 to set its dropout"
+                f"--glue-head {given.glue_head}: tagging requires a linear head; linear:0.1 sets the head's dropout"
             )
         return found
 

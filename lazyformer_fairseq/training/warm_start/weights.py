@@ -178,8 +178,8 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
     halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
-            f"{planned.text} cannot use the weights of {old_one.planned.text}, because only one of them has a gate; "
-            "name a different old one in --from-sublayers, or use - to initialize the new one from scratch"
+            f"{planned.text} cannot use the weights of {old_one.planned.text}, because only one of the two has a gate; "
+            "name another old sublayer in --from-sublayers, or use - to initialize the new one from scratch"
         )
     width = old[f"{INNER}fc2.weight"].size(1)
     new_width = taken.weights[f"{INNER}fc2.weight"].size(1)

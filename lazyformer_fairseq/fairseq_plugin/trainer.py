@@ -320,7 +320,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         if Path(filename).name == "crash.pt" and isinstance(sys.exc_info()[1], UserError):
             return None
         if self.experts is not None and self._whole is None:
-            logger.warning("%s is not written: it would lack the other processes' experts", filename)
+            logger.warning("not writing %s, because it would lack the other processes' experts", filename)
             return None
         state = self.state_dict()
         if not with_optimizer:

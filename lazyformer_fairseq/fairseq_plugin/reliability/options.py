@@ -315,7 +315,7 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
 
     Args:
         parser: the argument parser.
-        command_line: whether the arguments are this process's.
+        command_line: whether the parsed arguments are those of this process's command line.
         message: argparse's message.
     """
     if command_line:

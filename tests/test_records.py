@@ -134,7 +134,7 @@ def test_searches_beside_their_controls_found_what_their_log_says():
     assert [*by_gradient] == [*logs] and all(log["found"]["method"] == "gradient" for log in by_gradient.values())
     losses = [log["found"]["points"][0]["loss"] for log in by_gradient.values()]
     assert f"it reached {median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})" in page
-    assert f"It was better than halving for {sum(map(float.__lt__, losses, ends['found']))} of 5 seeds" in page
+    assert f"It was better than halving for only {sum(map(float.__lt__, losses, ends['found']))} of 5 seeds" in page
     assert all(
         by_gradient[seed]["found"]["cost"]["counted"] <= log["found"]["cost"]["counted"] for seed, log in logs.items()
     )

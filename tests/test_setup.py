@@ -117,7 +117,7 @@ def test_an_installed_package_trains_and_runs_the_example_of_the_readme(tmp_path
     assert (package / "py.typed").is_file() and (package / "corpus" / "report.html.jinja").is_file()
     assert len([*package.glob("configs/*/*.yaml")]) == len([*ROOT.glob("configs/*/*.yaml")])
 
-    shutil.copytree(ROOT / "tests/fixtures/checkpoints/m2x2", tmp_path / "checkpoints" / "lazyformer_m2x6_s")
+    shutil.copytree(ROOT / "tests/fixtures/checkpoints/m2x2", tmp_path / "checkpoints" / "laptop")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     printed = succeed(python, "-c", f"{example}\nimport lazyformer_fairseq\nprint(lazyformer_fairseq.__file__)")

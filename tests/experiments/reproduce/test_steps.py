@@ -23,6 +23,8 @@ from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step, run_steps
 from lazyformer_fairseq.experiments.reproduce.lazyformer import (
     PAPER,
     PRINTED,
+    TABLE_1,
+    TABLE_4,
     TINY,
     Size,
     find_inputs,
@@ -271,8 +273,11 @@ def test_it_goes_the_whole_way_and_resumes(tmp_path, interruptible):
     assert "[2/16] corpus: already done" in run.stdout
     page = (tmp_path / "out" / "report" / "report.md").read_text()
     assert "No results yet" not in page and "not done" not in page
-    scores = re.findall(r"^\| (\w+)-(\d+) ", page.split("## Figure 2")[0], re.MULTILINE)
-    assert len(scores) == 5 and ("lazyformer_m2x6", "600") in scores
+    glue = (tmp_path / "out" / "report" / "glue" / "glue.md").read_text()
+    scored = set(re.findall(r"^\| (\w+)-(\d+) ", glue, re.MULTILINE))
+    wanted = {(arch, "1200") for arch in (*TABLE_1, *TABLE_4)}
+    wanted |= {(arch, updates) for arch in TABLE_1 for updates in ("300", "600")}
+    assert scored == wanted
     losses = re.findall(r"^\| \w+ +\| M\dx\d+ +\| +(\d+) \| +1,200 .*\| +([\d.]+) \| +([\d.]+) \|", page, re.MULTILINE)
     assert len(losses) == 6
     for validations, last, _ in losses:

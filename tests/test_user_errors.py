@@ -424,7 +424,7 @@ def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
     missing.mkdir()
     assert "dict.txt: cannot be read (No such file" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
     (missing / "dict.txt").write_text("a 1\nb\n")
-    assert "not a dictionary" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    assert "line 2: the line is malformed" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
     (missing / "dict.txt").write_bytes((data_folder / "dict.txt").read_bytes())
     assert "valid.bin" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
 

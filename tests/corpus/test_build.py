@@ -174,8 +174,9 @@ def test_killed_at_random_moments(raw, built, tmp_path, workers):
         child.join(chance.random() * seconds * 0.3)
         child.kill()
         child.join()
-        killed += child.exitcode == -signal.SIGKILL
-        if child.exitcode != -signal.SIGKILL:
+        is_killed = child.exitcode in (-signal.SIGKILL, 255)  # 255: multiprocessing's server lost the exit code
+        killed += is_killed
+        if not is_killed:
             assert child.exitcode == 0
             seconds *= 0.8  # the machine was busier when it was timed
         if (tmp_path / "out").exists():  # it had finished: from the beginning again

@@ -225,7 +225,7 @@ register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone"
             "variable",
             "gone",
             "",
-            "LAZYFORMER_KINDS=gone: ModuleNotFoundError: No module named 'gone'; install it, or *",
+            "LAZYFORMER_KINDS=gone: ModuleNotFoundError: No module named 'gone'; install the module, or *",
         ),
         ("variable", "my_kinds, mine", "1 / 0", "LAZYFORMER_KINDS=mine: ZeroDivisionError: division by zero"),
         ("variable", "mine", "", "LAZYFORMER_KINDS=mine: mine does not register a kind of sublayer; *"),

@@ -228,7 +228,7 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
         ("--phase1 '--recipe phase1'", "--recipe: each phase has its own"),
         ("--finetune-from-model x.pt", "--finetune-from-model: each phase starts from the previous one; to start"),
         ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: each phase starts from the previous one"),
-        ("--phase1 '--save-dir x'", "--save-dir: set it once"),
+        ("--phase1 '--save-dir x'", "--save-dir: set this option once"),
         ("""--phase1 "--lr '3" """, "--phase1 --lr '3: No closing quotation"),
     ],
 )

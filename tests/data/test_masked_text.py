@@ -200,7 +200,7 @@ def test_word_embeddings_start_from_counts(three_shards):
         ({"mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: a schedule depends on the length"),
         ({"mask_prob": "0.3:"}, "--mask-prob 0.3:: must be a masking rate such as 0.15, or the rates .* as 0.3:0.15"),
         ({"mask_prob": "0.3:0.2:0.1"}, "--mask-prob 0.3:0.2:0.1: must be a masking rate"),
-        ({"mask_prob": "0.3:0", "max_update": 1}, r"mask_prob 0.0 must lie in \(0, 1\]"),
+        ({"mask_prob": "0.3:0", "max_update": 1}, r"--mask-prob 0.0 must be above 0 and at most 1"),
         ({"length_schedule": "8:0.8"}, "--length-schedule 8:0.8: a schedule depends .*; set --max-update"),
         ({"length_schedule": "8"}, "--length-schedule 8: use LENGTH:FRACTION pairs"),
         ({"length_schedule": "8:0.5,16:0.5"}, "--length-schedule 8:0.5,16:0.5: use LENGTH"),

@@ -169,7 +169,7 @@ def test_half_precision_logits_give_a_float32_loss(name):
 def test_user_errors():
     criterion, model, data, _, _ = make("CoLA")
     batch = batches(data, size=4)[0]
-    with pytest.raises(UserError, match=r"no head 'cola'; fine-tune it with --task glue"):
+    with pytest.raises(UserError, match=r"no head 'cola'; fine-tune the model with --task glue"):
         criterion(Answers("rte", model.logits), batch)
     del batch["target"]
     with pytest.raises(UserError, match="no labels"):

@@ -371,7 +371,7 @@ def test_what_is_no_bert_is_told_why(options, head, why):
     source = source_of(tiny_model(head, **{**PLAIN, **options}))
     assert why in why_not_bert(source)
     assert choose_form(source, AUTO) == choose_form(source, CUSTOM) == CUSTOM
-    with pytest.raises(UserError, match=f"not a BERT: .*{why}"):
+    with pytest.raises(UserError, match=f"this model is not a BERT, because .*{why}"):
         choose_form(source, BERT)
 
 

@@ -70,7 +70,7 @@ def test_all_of_two_layers_are_drawn_equally_often_and_few_patterns_come_to_an_e
     few = searching.Space(("s", "identity"), 2, PRICES).draws(searching.Band(0, 99), random.Random(1))
     assert {*few} == {"s", "ss"}
     space = searching.Space(("s", "f", "identity"), 4, PRICES)
-    with pytest.raises(UserError, match="--budgets: no pattern .* takes less than 1 ms"):
+    with pytest.raises(UserError, match="--budgets: no 4-layer pattern .* takes less than 1 ms"):
         next(space.draws(searching.Band(0.5, 1.0), random.Random(1)))
 
 

@@ -89,7 +89,7 @@ DAMAGE = {
     ),
     "shard0/train.bin is truncated.*, and keep matching files together": swap("shard0/train.bin", "shard0/valid.bin"),
     "shard0/train.bin is truncated.* keep matching files together": swap("shard0/train.bin", "shard2/train.bin"),
-    r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from a": both(
+    r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; the files and the manifest are from": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
     r"shard1/train.bin: item \d+ contains id 160, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),

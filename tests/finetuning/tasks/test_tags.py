@@ -287,7 +287,7 @@ def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_ma
     assert record["model"]["pooler_dropout"] == 0.3 and record["task"]["max_train_rows"] == 8
     for head in ("dense:0.1", "dense"):
         said = refusal("finetune", START, "--output", tmp_path / "out", "--glue-head", head)
-        assert f"--glue-head {head}: tagging requires a linear head; use linear:0.1" in said
+        assert f"--glue-head {head}: tagging requires a linear head; linear:0.1 sets the head's dropout" in said
 
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):

@@ -9,6 +9,9 @@ Autotuning tries the tile sizes in a kernel's list once for each class of inputs
 are short and contain only tiles that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for
 the registers and shared memory that each of them needs. Tiles that are too large for a GPU are skipped. The first tile
 of each list fits an A100.
+
+Two things are left to others where they are faster. Without a bias or padding, cuDNN computes the forward pass of an
+``s``. On a Hopper GPU, autotuning also tries tiles that the GPU's own copy engine moves, through tensor descriptors.
 """
 
 import functools
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
@@ -34,21 +38,26 @@ class Tiles(NamedTuple):
         keys: The number of keys per tile.
         warps: The number of warps per tile.
         stages: The number of pipeline stages, that is, of tiles loaded at the same time.
+        descriptors: Whether tensor descriptors load the tiles in the kernel's loop and add to them; see
+            :func:`supports_descriptors`.
     """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    descriptors: bool = False
 
     @property
     def config(self) -> triton.Config:
         """The corresponding Triton config."""
-        sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
+        sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys, "DESCRIPTORS": self.descriptors}
         return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
 FEWEST_KEYS = 32  # the smallest number of keys per tile in this file
+cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention  # only this returns the log-sum-exp
+HOPPER = 90  # Triton's number for compute capability 9.0
 MOST_LAYERS = 6  # the maximum number of layers whose values fit into a tile
 _FALLBACK_TILES = (Tiles(32, 32, 8, 1),)  # for the interpreter and float32
 # The tiles by kernel, maximum D (a power of two) and maximum m.
@@ -59,6 +68,9 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(128, 64, 8, 3),
                 Tiles(128, 64, 4, 3),
                 Tiles(64, 64, 4, 3),
+                Tiles(128, 64, 8, 3, descriptors=True),
+                Tiles(128, 64, 4, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
         128: {
@@ -66,6 +78,8 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(128, 64, 8, 2),
                 Tiles(128, 128, 8, 2),
                 Tiles(64, 64, 8, 2),
+                Tiles(128, 64, 8, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
     },
@@ -75,6 +89,9 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(128, 64, 4, 3),
                 Tiles(64, 64, 4, 3),
                 Tiles(64, 64, 4, 2),
+                Tiles(128, 64, 8, 3, descriptors=True),
+                Tiles(128, 64, 4, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
         128: {
@@ -82,6 +99,8 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(128, 64, 8, 3),
                 Tiles(128, 128, 8, 2),
                 Tiles(64, 64, 4, 3),
+                Tiles(128, 64, 8, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
     },
@@ -92,6 +111,8 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(64, 128, 4, 3),
                 Tiles(64, 64, 4, 3),
                 Tiles(32, 128, 4, 3),
+                Tiles(64, 128, 8, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
         128: {
@@ -99,6 +120,8 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(64, 128, 8, 3),
                 Tiles(128, 64, 8, 2),
                 Tiles(64, 64, 4, 3),
+                Tiles(64, 128, 8, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
         },
     },
@@ -109,23 +132,31 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
                 Tiles(64, 64, 4, 3),
                 Tiles(64, 128, 8, 3),
                 Tiles(32, 64, 4, 3),
+                Tiles(64, 64, 8, 2, descriptors=True),
+                Tiles(64, 128, 8, 3, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
             3: (
                 Tiles(64, 64, 8, 2),
                 Tiles(64, 128, 8, 3),
                 Tiles(64, 64, 4, 3),
                 Tiles(32, 64, 4, 2),
+                Tiles(64, 64, 8, 2, descriptors=True),
+                Tiles(64, 128, 8, 2, descriptors=True),
+                Tiles(128, 128, 8, 2, descriptors=True),
             ),
             6: (
                 Tiles(32, 64, 8, 2),
                 Tiles(32, 128, 8, 3),
                 Tiles(64, 64, 8, 2),
+                Tiles(64, 64, 8, 2, descriptors=True),
             ),
         },
         128: {
             2: (
                 Tiles(32, 64, 8, 2),
                 Tiles(64, 64, 8, 2),
+                Tiles(64, 64, 8, 2, descriptors=True),
             ),
             6: (Tiles(32, 32, 4, 2),),
         },
@@ -263,6 +294,11 @@ def launch(
         return (tiles_of_head * batch * heads,)
 
     with torch.cuda.device_of(q):  # Triton launches on the current device
+        if any(choice.descriptors for choice in tiles):
+            if supports_descriptors(strided):
+                triton.set_allocator(_scratch_memory)  # of this thread; descriptors are written to this memory
+            else:
+                tiles = tuple(choice for choice in tiles if not choice.descriptors)
         _tuned(kernel, tiles, set_to_zero)[grid](
             **strided,
             **strides,
@@ -274,6 +310,30 @@ def launch(
             HEAD=size,
             BLOCK_D=block_of_head(size),
         )
+
+
+def supports_descriptors(strided: dict[str, Union[Tensor, tuple[Tensor, ...]]]) -> bool:
+    """Return whether the GPU, Triton and the layout of the tensors support tensor descriptors.
+
+    With a descriptor, a GPU of compute capability 9.0 or above (Hopper) copies a tile, or adds it to a tensor,
+    asynchronously and without the registers that hold a tile's addresses. Heads and rows must start at multiples of 16
+    bytes. Descriptors exist since Triton 3.4.
+    """
+    if not hasattr(tl, "make_tensor_descriptor"):
+        return False
+    if triton.runtime.driver.active.get_current_target().arch < HOPPER:
+        return False
+    for tensors in strided.values():
+        for tensor in tensors if isinstance(tensors, tuple) else (tensors,):
+            starts = [tensor.storage_offset(), *_strides(tensor)]
+            if any(start * tensor.element_size() % 16 for start in starts):
+                return False
+    return True
+
+
+def _scratch_memory(size: int, _alignment: int, _stream: Optional[int]) -> Tensor:
+    """Allocate memory on the current device for a kernel's descriptors; torch aligns it to 512 bytes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def block_of_head(size: int) -> int:
@@ -357,6 +417,26 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
     return output
 
 
+def _has_cudnn(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+    """Return whether cuDNN computes a forward pass faster than our kernel.
+
+    On an H200 without a bias, cuDNN reached 454 to 482 TFLOP/s, and our kernel 409 to 440 (docs/measurements.md). With
+    padding, cuDNN would need a dense mask.
+    """
+    if scores.table_KN is not None or scores.lengths_B is not None:
+        return False
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (9, 0):
+        return False
+    inputs = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_cudnn_attention(inputs)
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute P V (B, N, T, D), laid out as by :func:`empty_heads`, and the log-sum-exp (B, N, T)."""
+    output, lse_BNT1, *_ = cudnn_attention(q, k, v, None, compute_log_sumexp=True)
+    return output.transpose(1, 2).contiguous().transpose(1, 2), lse_BNT1.squeeze(-1).contiguous()
+
+
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
     return {
         "lse": lse,
@@ -383,6 +463,8 @@ class InTriton(Implementation):
     @override
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Compute P V (B, N, T, D) and the log-sum-exp (B, N, T) of an ``s``."""
+        if _has_cudnn(q, k, v, scores):
+            return _cudnn_forward(q, k, v)
         lse = one_per_row(q)
         return _forward(q, k, v, lse, scores, reuses=False), lse
 

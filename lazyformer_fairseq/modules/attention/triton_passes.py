@@ -41,6 +41,28 @@ def head_of(tensor, strides, b, n):
 
 
 @triton.jit
+def moving_head(
+    tensor,
+    strides,
+    b,
+    n,
+    limit,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Return a head whose tiles a loop loads, or adds to: as a pointer, or as a descriptor if DESCRIPTORS is set.
+
+    A descriptor loads zeros from `limit` onward, and adds nothing there.
+    """
+    head = head_of(tensor, strides, b, n)
+    if DESCRIPTORS:
+        head = tl.make_tensor_descriptor(head, [limit, HEAD], [tl.cast(strides[2], tl.int64), 1], [ROWS, BLOCK_D])
+    return head
+
+
+@triton.jit
 def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return pointers (ROWS, BLOCK_D) to a head's rows, starting at `start`."""
     first = head + start * tl.cast(stride, tl.int64)
@@ -86,13 +108,41 @@ def load_rows(
     BLOCK_D: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Load rows (ROWS, BLOCK_D) starting at `start`, zero-padded; WHOLE asserts that all rows are before `limit`."""
-    pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
-    if WHOLE and HEAD == BLOCK_D:
-        loaded = tl.load(pointers)
+    """Load rows (ROWS, BLOCK_D) starting at `start`, zero-padded; WHOLE asserts that all rows are before `limit`.
+
+    `head` is a pointer, or a descriptor of blocks of this size with the same `limit`.
+    """
+    if isinstance(head, tl.tensor):
+        pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
+        if WHOLE and HEAD == BLOCK_D:
+            loaded = tl.load(pointers)
+        else:
+            loaded = tl.load(pointers, mask=inside(start, limit, HEAD, ROWS, BLOCK_D), other=0.0)
     else:
-        loaded = tl.load(pointers, mask=inside(start, limit, HEAD, ROWS, BLOCK_D), other=0.0)
+        loaded = head.load([start, 0])
     return loaded
+
+
+@triton.jit
+def add_rows(
+    head,
+    start,
+    stride,
+    values,
+    limit,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Add to the rows that :func:`load_rows` would load, atomically and in any order."""
+    if isinstance(head, tl.tensor):
+        pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
+        is_whole: tl.constexpr = WHOLE and HEAD == BLOCK_D
+        is_inside = None if is_whole else inside(start, limit, HEAD, ROWS, BLOCK_D)
+        tl.atomic_add(pointers, values, mask=is_inside, sem="relaxed")
+    else:
+        head.atomic_add([start, 0], values)
 
 
 @triton.jit
@@ -193,6 +243,7 @@ def forward_kernel(
     REUSES: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
     """Compute softmax(scale QK^T + bias) V for a tile of queries; write `lse` (B, N, T), or read it if REUSES is set.
 
@@ -203,8 +254,8 @@ def forward_kernel(
     if bias is not None:  # inlined, because functions in Triton 3.6 cannot return None
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    k_head = head_of(k, k_strides, b, n)
-    v_head = head_of(v, v_strides, b, n)
+    k_head = moving_head(k, k_strides, b, n, length, HEAD, BLOCK_K, BLOCK_D, DESCRIPTORS)
+    v_head = moving_head(v, v_strides, b, n, length, HEAD, BLOCK_K, BLOCK_D, DESCRIPTORS)
     q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time + queries
 
@@ -341,6 +392,7 @@ def value_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
     """Compute dV = P^T dO for a tile of keys."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
@@ -348,8 +400,8 @@ def value_gradient_kernel(
     if bias is not None:
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    q_head = head_of(q, q_strides, b, n)
-    d_output_head = head_of(d_output, d_output_strides, b, n)
+    q_head = moving_head(q, q_strides, b, n, time, HEAD, BLOCK_Q, BLOCK_D, DESCRIPTORS)
+    d_output_head = moving_head(d_output, d_output_strides, b, n, time, HEAD, BLOCK_Q, BLOCK_D, DESCRIPTORS)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time
     gradient = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
@@ -416,6 +468,7 @@ def key_side_kernel(
     M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
     """Compute dK and the first layer's dV for a tile of keys, and the tile's contribution to dQ and the bias gradient.
 
@@ -429,15 +482,17 @@ def key_side_kernel(
     if bias is not None:
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    q_head = head_of(q, q_strides, b, n)
-    dq_head = head_of(dq, dq_strides, b, n)
+    q_head = moving_head(q, q_strides, b, n, time, HEAD, BLOCK_Q, BLOCK_D, DESCRIPTORS)
+    dq_head = moving_head(dq, dq_strides, b, n, time, HEAD, BLOCK_Q, BLOCK_D, DESCRIPTORS)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     v_tiles = ()
     d_output_heads = ()
     for i in tl.static_range(M):
         v_head = head_of(values[i], values_strides[i], b, n)
         v_tiles += (load_rows(v_head, first_key, values_strides[i][2], length, HEAD, BLOCK_K, BLOCK_D, False),)
-        d_output_heads += (head_of(d_outputs[i], d_outputs_strides[i], b, n),)
+        d_output_heads += (
+            moving_head(d_outputs[i], d_outputs_strides[i], b, n, time, HEAD, BLOCK_Q, BLOCK_D, DESCRIPTORS),
+        )
     row_of_head = tl.cast(b * heads + n, tl.int64) * time
     lse += row_of_head
     delta += row_of_head
@@ -501,10 +556,7 @@ def key_side_kernel(
                     sum_above += tl.where(tile < low, by_key, 0.0)
             d_key = tl.dot(rounded, q_rows, d_key, input_precision="ieee")
             d_query = tl.dot(tl.trans(rounded), k_rows, input_precision="ieee") * scale
-            dq_rows = rows_of(dq_head, first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
-            is_whole: tl.constexpr = near == 0 and HEAD == BLOCK_D
-            are_there = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
-            tl.atomic_add(dq_rows, d_query, mask=are_there, sem="relaxed")
+            add_rows(dq_head, first_query, dq_strides[2], d_query, time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
 
     store_rows(dk, dk_strides, b, n, first_key, d_key * scale, time, HEAD, BLOCK_K, BLOCK_D)
     store_rows(dv, dv_strides, b, n, first_key, d_value, time, HEAD, BLOCK_K, BLOCK_D)

@@ -104,6 +104,37 @@ def test_fewer_and_more_keys_than_queries(more):
 
 
 @needs_triton
+@pytest.mark.usefixtures("trial_of_tiles")  # the descriptors are chosen here
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            {"time": time, "padded": padded, "biased": biased}
+            for time, padded, biased in product([77, 512], [0, 1], [0, 1])
+        ),
+        *({"time": 300, "size": size, "consumers": consumers} for size, consumers in product([48, 64, 128], [0, 1])),
+    ],
+    ids=str,
+)
+def test_tensor_descriptors(given, monkeypatch):
+    """The first and the last tiles with descriptors."""
+    from lazyformer_fairseq.modules.attention import triton_kernels
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no GPU of compute capability 9.0 or above")
+    choose = triton_kernels.tiles_for
+    case = case_of(**given)
+    for last in (False, True):
+
+        def described(*arguments, last=last):
+            tiles = [choice for choice in choose(*arguments) if choice.descriptors]
+            return (tiles[-last],)
+
+        monkeypatch.setattr(triton_kernels, "tiles_for", described)
+        assert_no_worse_than_eager("fused", case)
+
+
+@needs_triton
 @pytest.mark.usefixtures("trial_of_tiles")
 @pytest.mark.parametrize("consumers", [0, 1])
 def test_the_trial_of_tiles_leaves_nothing_behind(consumers):

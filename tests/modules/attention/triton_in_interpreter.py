@@ -10,8 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from masked_attention import BUCKETS, Case
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder
 
+from lazyformer_fairseq.modules.attention import triton_kernels
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
@@ -75,6 +77,22 @@ def bfloat16_products():
             InterpreterBuilder, "create_dot", lambda self, a, b, *rest: create_dot(self, numbers(a), numbers(b), *rest)
         )
         yield
+
+
+@pytest.fixture(params=["pointers", "descriptors"], scope="module", autouse=True)
+def loads(request):
+    """How kernels load the tiles in their loops. The interpreter lacks the addition to a tile of a descriptor."""
+    tiles = triton_kernels._FALLBACK_TILES[0]._replace(descriptors=request.param == "descriptors")
+
+    def add(builder, kind, descriptor, value, indices):
+        pointers, mask = descriptor.materialize_pointers(indices)
+        return builder.create_atomic_rmw(ir.ATOMIC_OP.FADD, pointers, value, mask, ir.MEM_SEMANTIC.RELAXED, None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_kernels, "_FALLBACK_TILES", (tiles,))
+        patch.setattr(triton_kernels, "supports_descriptors", lambda strided: True)
+        patch.setattr(InterpreterBuilder, "create_descriptor_reduce", add, raising=False)
+        yield request.param
 
 
 BLOCKS = st.builds(
@@ -161,6 +179,25 @@ def test_large_scores_neither_overflow_nor_vanish():
     assert block.lse.abs().max() > 1000
     assert (output - block.outputs[0]).abs().max() < 1e-2
     assert (read - block.outputs[1]).abs().max() < 1e-2
+
+
+def test_forward_of_cudnn(monkeypatch):
+    """cuDNN returns what torch's kernel for CPUs returns, apart from the shape of the log-sum-exp."""
+
+    def like_cudnn(q, k, v, bias, compute_log_sumexp):
+        assert bias is None and compute_log_sumexp
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        return output, lse.unsqueeze(-1), None
+
+    monkeypatch.setattr(triton_kernels, "_has_cudnn", lambda *_: True)
+    monkeypatch.setattr(triton_kernels, "cudnn_attention", like_cudnn)
+    block = Block(batch=2, heads=3, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=False)
+    output, lse = KERNELS.attend_forward(block.q, block.k, block.values[0], block.scores)
+    assert lse.is_contiguous() and output.transpose(1, 2).is_contiguous()
+    assert_close(output, block.outputs[0], torch.float32, "output of s")
+    assert_close(lse, block.lse, torch.float32, "log-sum-exp")
+    read = KERNELS.reuse_forward(block.q, block.k, block.values[1], lse, block.scores)
+    assert_close(read, block.outputs[1], torch.float32, "output of l")
 
 
 def test_an_encoder_learns_as_with_eager():

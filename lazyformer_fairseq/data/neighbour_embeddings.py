@@ -50,7 +50,7 @@ def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
     counts_VV = sparse.coo_array((np.ones(len(left)), (left, right)), shape=(symbols, symbols))
     left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
     found = np.zeros((symbols, width), np.float32)
-    if not left_and_right.nnz:
+    if not left_and_right.count_nonzero():
         return found
     u, singular, _ = randomized_svd(left_and_right, min(width, symbols), n_iter=ITERATIONS, random_state=0)
     occurs = np.bincount(text, minlength=symbols) > 0
@@ -62,6 +62,8 @@ def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
 def _information(counts_VV: sparse.coo_array) -> sparse.coo_array:
     """Return the positive pointwise mutual information between tokens (rows) and their neighbors (columns)."""
     pairs = counts_VV.tocsr().tocoo()
+    if not pairs.nnz:
+        return pairs
     of_token = np.bincount(pairs.row, pairs.data, minlength=pairs.shape[0])
     of_neighbour = np.bincount(pairs.col, pairs.data, minlength=pairs.shape[1]) ** SMOOTHING
     share = of_neighbour / of_neighbour.sum()

@@ -54,7 +54,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """An RMSNorm for CPUs that saves only its input and one value per row, and halves torch's memory reads."""
+    """An RMSNorm for CPUs that saves only its arguments and one value per row, and halves torch's memory reads."""
 
     generate_vmap_rule = True
 

@@ -23,7 +23,8 @@ EXPLAINED = {
     "masked-LM head receives only the masked positions",
     models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on its fastest back end, "
     "which is named at the end of each entry",
-    models.REGISTERED: "the unmodified --baseline-arch: bert_base with attention dropout 0.1, like LazyFormer's BERT",
+    models.REGISTERED: "the unmodified --baseline-arch (by default bert_base with attention dropout 0.1, as in the "
+    "LazyFormer paper)",
     models.TRANSFORMER_XL: "transformer_xl_base, or transformer_xl_tiny if all archs end in _tiny",
 }
 LEGEND = """\

@@ -262,11 +262,11 @@ class _Reversible(torch.autograd.Function):
         ctx.shared = shared
         ctx.branch = branch
         ctx.dtype = dtype
-        ctx.chances = []
+        ctx.rng_states = []
         device_type = first.device.type
         ctx.autocast = device_type, torch.get_autocast_dtype(device_type), torch.is_autocast_enabled(device_type)
         for unit in units:
-            ctx.chances.append((torch.get_rng_state(), *get_device_states(first)))
+            ctx.rng_states.append((torch.get_rng_state(), *get_device_states(first)))
             added, _, found = _with_graph(branch, unit, second, dtype, shared)
             inputs += [each.detach() for each in found]
             first, second = second, first + added.detach()
@@ -279,8 +279,8 @@ class _Reversible(torch.autograd.Function):
     def backward(ctx: Any, d_first: Tensor, d_second: Tensor) -> tuple[Optional[Tensor], ...]:
         first, second, *leaves = ctx.saved_tensors
         gradients: list[Optional[Tensor]] = [None] * len(leaves)
-        for unit, chance in zip(reversed(ctx.units), reversed(ctx.chances), strict=True):
-            with _restored_rng_state(*chance), torch.autocast(*ctx.autocast):
+        for unit, rng_state in zip(reversed(ctx.units), reversed(ctx.rng_states), strict=True):
+            with _restored_rng_state(*rng_state), torch.autocast(*ctx.autocast):
                 added, x, _ = _with_graph(ctx.branch, unit, first, ctx.dtype, ctx.shared)
             d_x, *found = torch.autograd.grad(
                 outputs=added,

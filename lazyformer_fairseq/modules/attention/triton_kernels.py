@@ -433,8 +433,9 @@ def _has_cudnn(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
 
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Compute P V (B, N, T, D), laid out as by :func:`empty_heads`, and the log-sum-exp (B, N, T)."""
-    output, lse_BNT1, *_ = cudnn_attention(q, k, v, None, compute_log_sumexp=True)
-    return output.transpose(1, 2).contiguous().transpose(1, 2), lse_BNT1.squeeze(-1).contiguous()
+    output, lse, *_ = cudnn_attention(q, k, v, None, compute_log_sumexp=True)
+    # torch returns the log-sum-exp as (B, N, T, 1).
+    return output.transpose(1, 2).contiguous().transpose(1, 2), lse.reshape(q.shape[:-1]).contiguous()
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:

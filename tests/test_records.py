@@ -36,13 +36,15 @@ def test_models_under_babylms_rules_are_what_their_logs_say():
             accuracies.setdefault(row["model"], []).append(int(row["correct"]) / int(row["pairs"]))
     assert all(len(of_paradigms) == 67 for of_paradigms in accuracies.values())
     comparison = comparison_of(log)
-    assert {*comparison.models, "5-gram"} == accuracies.keys()
+    assert {*comparison.models, "conv_12k", "5-gram"} == accuracies.keys()
     yardsticks = log["data"]["yardsticks"]
     page = PAGES["README.md"]
     assert f"| counts of the two left and two right neighbors | | | {yardsticks['counts']:.2f} | |" in page
     assert f"| 5-gram | | | | {100 * fmean(accuracies['5-gram']):.1f} |" in page
     flops = comparison.models["bert"].facts["flops_per_update"]
-    for name, model in comparison.models.items():
+    longer = comparison_of(read_json(RECORDS / "babylm-10M-longer.json")).models["conv"]
+    assert longer.facts["updates"] == 12_000
+    for name, model in {**comparison.models, "conv_12k": longer}.items():
         relative = model.facts["flops_per_update"] / flops
         (loss,) = model.finals("loss")
         shown = f"| {model.facts['parameters'] / 1e6:.1f}M | {relative:.2f} | {loss:.2f} |"

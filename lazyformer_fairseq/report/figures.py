@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# The color-blind-safe palette of Okabe and Ito.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# The color-blind-safe palette of Okabe and Ito, with gray instead of yellow, which is hard to see on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 INCHES_PER_COLUMN = 2.2  # width of a legend column
 MARKERS_PER_LINE = 12  # approximate maximum; enough markers to tell the lines apart
@@ -24,7 +24,7 @@ Style = Mapping[str, Any]  # matplotlib keyword arguments
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Assign a color and a marker to each name, as matplotlib keyword arguments; the first 42 pairs are distinct."""
+    """Assign a color and a marker to each name, as matplotlib keyword arguments; the first 56 pairs are distinct."""
     colors = itertools.cycle(COLORS)
     marks = itertools.cycle(MARKS)
     return {name: {"color": color, "marker": mark} for name, color, mark in zip(names, colors, marks, strict=False)}

@@ -54,7 +54,7 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
         raise RuntimeError
     assert not (tmp_path / "b.png").exists()
     found = styles(map(str, range(len(COLORS) * len(MARKS))))
-    assert len({tuple(style.values()) for style in found.values()}) == len(COLORS) * len(MARKS) == 42
+    assert len({tuple(style.values()) for style in found.values()}) == len(COLORS) * len(MARKS) == 56
 
 
 @pytest.mark.parametrize(

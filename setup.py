@@ -101,7 +101,7 @@ if REPOSITORY:
 
 setup(
     name="lazyformer_fairseq",
-    version="1.0.0.dev0",
+    version="1.0.0",
     description="A fairseq plugin to pre-train encoders that pay less for attention: LazyFormer, PAR, Sandwich, BERT",
     long_description=README,
     long_description_content_type="text/markdown",

@@ -18,7 +18,7 @@ from lazyformer_fairseq.extras import needs_fairseq, needs_transformers
 from lazyformer_fairseq.fairseq_plugin import registration
 from lazyformer_fairseq.fairseq_plugin.registration import register
 
-__version__ = "1.0.0.dev0"
+__version__ = "1.0.0"
 
 # The path for --user-dir. Symlinks are not resolved, because fairseq compares this path with the path from which the
 # package was imported.

@@ -4,7 +4,7 @@ import csv
 import re
 import subprocess
 import sys
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 import pytest
 from helpers import PAGES, ROOT
@@ -49,6 +49,33 @@ def test_models_under_babylms_rules_are_what_their_logs_say():
         (loss,) = model.finals("loss")
         shown = f"| {model.facts['parameters'] / 1e6:.1f}M | {relative:.2f} | {loss:.2f} |"
         assert f"{shown} {100 * fmean(accuracies[name]):.1f} |" in page, (name, shown)
+
+
+def test_bert_and_lazyformer_with_three_seeds_are_what_their_logs_say():
+    comparison = comparison_of(read_json(RECORDS / "babylm-10M-seeds.json"))
+    of_bert, _ = losses_of(comparison, "bert")
+    of_lazyformer, beside = losses_of(comparison, "lazyformer")
+    page = PAGES["docs/compare.md"]
+    assert f"| bits per masked token | {of_bert} | {of_lazyformer} | {beside} |" in page
+
+    correct: dict[tuple[str, int], list[float]] = {}
+    with (RECORDS / "babylm-10M-seeds-blimp.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            correct.setdefault((row["model"], int(row["seed"])), []).append(int(row["correct"]) / int(row["pairs"]))
+    assert all(len(of_paradigms) == 67 for of_paradigms in correct.values())
+    scores = {run: 100 * fmean(of_paradigms) for run, of_paradigms in correct.items()}
+    bert, lazyformer = ([scores[name, seed] for seed in (1, 2, 3)] for name in ("bert", "lazyformer"))
+    differences = [of_lazy - of_bert for of_lazy, of_bert in zip(lazyformer, bert, strict=True)]
+    cells = [
+        f"{median(each):{sign}.1f} ({min(each):{sign}.1f} to {max(each):{sign}.1f})"
+        for each, sign in ((bert, ""), (lazyformer, ""), (differences, "+"))
+    ]
+    assert f"| BLiMP | {' | '.join(cells)} |" in page
+    error = stdev(differences) / len(differences) ** 0.5
+    mean = fmean(differences)
+    more = "more" if mean > 0 else "less"
+    stated = f"{abs(mean):.1f} points {more} than BERT, with a standard error of {error:.1f}."
+    assert stated in " ".join(page.split())
 
 
 @pytest.mark.parametrize(
